@@ -1,0 +1,141 @@
+"""Contracts between retrograd's core and its plugins: hook specifications, protocols, exchange types.
+
+This package imports attrs, numpy and pluggy only, so that a plugin's registering module loads fast.
+"""
+
+from .component import BuildContext, Component, NoConfig
+from .config import KeyInfo, key, key_info
+from .data import Dataset, TokenExample
+from .errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    KernelError,
+    ModelError,
+    PluginError,
+    Problem,
+    RetrogradError,
+    RolloutError,
+    TokenizerError,
+    TrainingError,
+)
+from .kernels import (
+    ANY_FORMAT,
+    OPS,
+    OPS_BY_FORMAT,
+    Backend,
+    DeviceInfo,
+    KernelImpl,
+    KernelTable,
+    QuantMatrix,
+)
+from .lifecycle import LifecycleHooks, SelectionHooks
+from .markers import PROJECT, hookimpl, hookspec
+from .model import (
+    Architecture,
+    ArchitectureSpec,
+    BlockStyle,
+    ModelFile,
+    ModelSource,
+    TensorInfo,
+)
+from .registration import KINDS, Kind, RegistrationHooks
+from .rollouts import (
+    Environment,
+    Judge,
+    Reward,
+    Sandbox,
+    Score,
+    StepResult,
+    ToolSpec,
+    Toolset,
+)
+from .sampling import Sampler, SamplingParams
+from .sinks import Sink
+from .text import ChatFormat, ChatTemplate, Message, ParsedTurn, Role, Tokenizer, ToolCall
+from .training import (
+    Algorithm,
+    AuditFinding,
+    EvaluationReport,
+    Loss,
+    LossBatch,
+    LossResult,
+    Optimizer,
+    Parameter,
+    Schedule,
+    StepReport,
+    Trainable,
+)
+
+__all__ = [
+    "ANY_FORMAT",
+    "KINDS",
+    "OPS",
+    "OPS_BY_FORMAT",
+    "PROJECT",
+    "Algorithm",
+    "Architecture",
+    "ArchitectureSpec",
+    "AuditFinding",
+    "Backend",
+    "BlockStyle",
+    "BuildContext",
+    "ChatFormat",
+    "ChatTemplate",
+    "CheckpointError",
+    "Component",
+    "ConfigError",
+    "DataError",
+    "Dataset",
+    "DeviceInfo",
+    "Environment",
+    "EvaluationReport",
+    "Judge",
+    "KernelError",
+    "KernelImpl",
+    "KernelTable",
+    "KeyInfo",
+    "Kind",
+    "LifecycleHooks",
+    "Loss",
+    "LossBatch",
+    "LossResult",
+    "Message",
+    "ModelError",
+    "ModelFile",
+    "ModelSource",
+    "NoConfig",
+    "Optimizer",
+    "Parameter",
+    "ParsedTurn",
+    "PluginError",
+    "Problem",
+    "QuantMatrix",
+    "RegistrationHooks",
+    "RetrogradError",
+    "Reward",
+    "Role",
+    "RolloutError",
+    "Sampler",
+    "SamplingParams",
+    "Sandbox",
+    "Schedule",
+    "Score",
+    "SelectionHooks",
+    "Sink",
+    "StepReport",
+    "StepResult",
+    "TensorInfo",
+    "TokenExample",
+    "TokenizerError",
+    "Tokenizer",
+    "ToolCall",
+    "ToolSpec",
+    "Toolset",
+    "Trainable",
+    "TrainingError",
+    "hookimpl",
+    "hookspec",
+    "key",
+    "key_info",
+]

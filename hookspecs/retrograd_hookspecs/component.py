@@ -1,0 +1,70 @@
+"""What a plugin hands to the core: a `Component`, built once a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+C = TypeVar("C")
+P = TypeVar("P")
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    """Configuration of a component that reads no keys."""
+
+
+@attrs.frozen(kw_only=True)
+class BuildContext:
+    """What `Component.build` may use.
+
+    `services` holds exactly the services that the component named in `needs` (for instance
+    "model", "tokenizer", "kernels"): the run builds components in the order of these needs.
+    """
+
+    config: Any
+    """The whole structured run configuration (`retrograd.config.RunConfig`)."""
+    base_dir: Path
+    """Directory of the TOML file; relative paths resolve against it."""
+    services: Mapping[str, Any] = attrs.field(factory=dict)
+    build: Callable[[str, str], Any] | None = None
+    """`build(kind, name)`: build another component of this run, for components made of components."""
+
+    def service(self, name: str) -> Any:
+        """The service `name`; KeyError with the mend if the component did not declare it."""
+        try:
+            return self.services[name]
+        except KeyError:
+            raise KeyError(
+                f"service {name!r} was not declared: add it to the component's `needs`"
+                f" (declared: {', '.join(sorted(self.services)) or 'none'})"
+            ) from None
+
+
+@attrs.frozen(kw_only=True)
+class Component(Generic[C, P]):
+    """A named, configurable part. `config` is the attrs class of its TOML table.
+
+    `build` is called at most once a run, after all configuration is known to be valid, and is the
+    first place where heavy libraries may be imported.
+    """
+
+    name: str
+    config: type[C]
+    build: Callable[[C, BuildContext], P]
+    summary: str
+    source: str = ""
+    """Paper and equation, or specification, that the component implements."""
+    needs: tuple[str, ...] = ()
+    """Services that `build` uses; see `BuildContext.services`."""
+    extra: str = ""
+    """Optional extra that `build` imports from, as `NAME` of `pip install 'retrograd[NAME]'`."""
+    section: str = ""
+    """Top-level TOML table with the keys of an algorithm or trainable, where it is not `name`."""
+    applies: tuple[str, ...] = ()
+    """Optional shared sections that apply to an algorithm: "evaluation", "observe", "reference"."""
+    requires: tuple[str, ...] = ()
+    """Import names that must be importable; checked at load, refused with the pip line of `extra`."""

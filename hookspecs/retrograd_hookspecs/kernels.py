@@ -1,0 +1,171 @@
+"""Kernel contracts: the ops that modules call, and what implements them.
+
+An op is whole-array. The modules of `retrograd.nn` look each op up once, when the model is built, and
+call it through a local; nothing is dispatched per token.
+
+Arrays are C-contiguous and of the backend's compute dtype `F` (float64 for `reference`, float32 for
+`cpu`) unless stated. `T` tokens of one pass (all its sequences one after another), `K` inputs and `N`
+outputs of a projection, `H` query heads, `G` key/value heads (H is a multiple of G), `D` head size,
+`r` LoRA rank. Output arrays are given by the caller and fully overwritten unless the text says
+"adds to".
+
+**Bitwise rule.** A row of an output depends on its own inputs alone, never on how many other rows the
+call has nor where it stands among them: the order of summation is fixed per element. So a token's
+result is the same whatever batch it is computed in. Reductions over rows (`da`, `db`) are fixed for
+a fixed T and thread count.
+
+**Segments.** Attention works on `segments`, int64 (S, 5), one row a run of consecutive queries:
+
+    query_start, length, context_start, context_length, key_start
+
+Query i of the segment (row `query_start + i` of q) attends to the whole context, rows
+[context_start, context_start + context_length) of k and v, and causally to its own keys, rows
+[key_start, key_start + i] of k and v. Its logical position is `context_length + i`; the context's j-th row
+has position j. Query ranges are disjoint. Contexts may be shared by several segments (a prompt with many
+answers), and may lie in the same k and v as the segment's own keys (a key/value cache). With
+`window` = w > 0 a query sees only positions greater than its own minus w. Packed independent sequences are
+segments with `context_length` 0.
+
+| op | arguments |
+|---|---|
+| `matmul` (by format) | `(x (T,K), w, out (T,N))`: out = x·Wᵀ, W (N,K) |
+| `matmul_input_grad` (by format) | `(dout (T,N), w, dx (T,K), accumulate: bool)`: dx = dout·W, or adds to dx |
+| `embedding` (by format) | `(ids int32 (T,), w, scale: float, out (T,K))`: out = scale·W[ids] |
+| `lora_forward` | `(x (T,K), a (r,K), b (N,r), scale, hidden (T,r), out (T,N))`: hidden = x·aᵀ; adds scale·hidden·bᵀ to out |
+| `lora_backward` | `(dout (T,N), x, hidden, a, b, scale, da (r,K), db (N,r), dx (T,K))`: adds to da, db and dx |
+| `rms_norm` | `(x (T,K), weight (K,), eps, out (T,K), rstd (T,))`: out = x·rstd·weight, rstd = 1/sqrt(mean(x²)+eps) |
+| `rms_norm_backward` | `(dout, x, weight, rstd, dx, accumulate: bool)` |
+| `rope` | `(x (T,heads,D) in place, positions int32 (T,), cos (P,R/2), sin (P,R/2), interleaved: bool, inverse: bool)`: rotates the first R of D; interleaved pairs (2i, 2i+1), else halves (i, i+R/2); inverse rotates back (the gradient) |
+| `attention` | `(q (T,H,D), k (M,G,D), v (M,G,D), segments, scale, window: int, softcap: float, out (T,H,D), lse (T,H))`: softmax(softcap·tanh(scale·qk/softcap))·v; softcap 0 = none; lse = logsumexp of the (capped) scores |
+| `attention_backward` | `(dout, q, k, v, out, lse, segments, scale, window, softcap, dq (T,H,D), dk (M,G,D), dv (M,G,D))`: overwrites dq, adds to dk and dv |
+| `gated_activation` | `(kind: "silu" or "gelu_tanh", gate (T,K), up (T,K), out (T,K))`: out = act(gate)·up |
+| `gated_activation_backward` | `(kind, dout, gate, up, dgate, dup)`: dgate may be gate, dup may be up (in place) |
+| `add_bias` | `(x (T,N) in place, bias (N,))` |
+| `add` | `(x (T,K), out (T,K))`: adds x to out |
+| `scale` | `(factor: float, out)`: out *= factor |
+| `logsumexp_tile` | `(logits (T,V'), first: int, targets int32 (T,), softcap, running_max (T,), running_sum (T,), target_logit (T,))`: folds vocabulary entries [first, first+V') in; running_max starts at -inf, running_sum at 0; logits are capped in place; a target inside the tile sets target_logit. logsumexp = running_max + log(running_sum) |
+| `softmax_grad_tile` | `(logits (T,V'), first: int, targets int32 (T,), softcap, lse (T,), dlogp (T,))`: logits (uncapped) are overwritten by dlogp·(onehot(target) − softmax), through the cap |
+| `adamw` | `(value, grad, first_moment, second_moment, lr, beta1, beta2, eps, weight_decay, step: int)` all 1-D float32; updates value and moments in place (Loshchilov & Hutter 2019, algorithm 2, bias-corrected) |
+| `sgd` | `(value, grad, momentum_buffer, lr, momentum, weight_decay)` likewise |
+| `sum_squares` | `(x 1-D) -> float`: in float64, in a fixed order |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "embedding")
+OPS = (
+    *OPS_BY_FORMAT,
+    "lora_forward",
+    "lora_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rope",
+    "attention",
+    "attention_backward",
+    "gated_activation",
+    "gated_activation_backward",
+    "add_bias",
+    "add",
+    "scale",
+    "logsumexp_tile",
+    "softmax_grad_tile",
+    "adamw",
+    "sgd",
+    "sum_squares",
+)
+ANY_FORMAT = "*"
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class QuantMatrix:
+    """A weight matrix W (rows N, columns K) as it lies in the GGUF.
+
+    `data` is uint8 (N, row bytes), usually a read-only memory map, for every format (F32 and F16
+    included). `format` is the ggml type name ("Q4_K", "F32", …).
+    """
+
+    name: str
+    format: str
+    data: npt.NDArray[np.uint8]
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.data.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+    def row_slice(self, first: int, stop: int) -> QuantMatrix:
+        """Rows [first, stop) as a view: rows are self-contained in every ggml format."""
+        return attrs.evolve(self, data=self.data[first:stop])
+
+
+@attrs.frozen(kw_only=True)
+class KernelImpl:
+    """One implementation of an op. The highest `priority` that the device can run serves it.
+
+    `format` is "" for ops that do not read weights, a ggml type name, or `ANY_FORMAT`. `variant`
+    names the instruction set or method ("amx", "avx512", "avx2", "portable", "dequantise"), by
+    which a user can force it. `fast` is False for a fallback that `preflight --strict` refuses.
+    """
+
+    op: str
+    format: str = ""
+    fn: Callable[..., Any]
+    priority: int = 0
+    variant: str = ""
+    fast: bool = True
+
+
+class KernelTable(Protocol):
+    """The ops that serve one run; frozen once assembled."""
+
+    def get(self, op: str, format: str = "") -> Callable[..., Any]:
+        """The function serving `op`; `KernelError` names the op, format and device if there is none."""
+
+    def serving(self, op: str, format: str = "") -> KernelImpl:
+        """The implementation behind `get`, for reports."""
+
+
+@attrs.frozen(kw_only=True)
+class DeviceInfo:
+    """What a backend found. `features` are the instruction sets that kernels may use."""
+
+    backend: str
+    description: str
+    features: frozenset[str] = frozenset()
+    threads: int = 1
+    memory_bytes: int = 0
+    """Memory free for the run when probed, in bytes."""
+
+
+class Backend(Protocol):
+    """A device that holds arrays and runs kernels. Its name selects `kernels` entries by prefix."""
+
+    name: str
+    compute_dtype: np.dtype[Any]
+    device: DeviceInfo
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        """Uninitialised array on the device."""
+
+    def from_host(self, array: npt.NDArray[Any]) -> Any:
+        """Array on the device holding the values of a host array (may share memory)."""
+
+    def to_host(self, array: Any) -> npt.NDArray[Any]:
+        """Host array with the values of a device array (may share memory)."""
+
+    def upload(self, matrix: QuantMatrix) -> QuantMatrix:
+        """The weight as kernels of this backend expect it."""
+
+
+KernelMapping = Mapping[tuple[str, str], KernelImpl]

@@ -1,0 +1,162 @@
+"""Registration hooks: one a kind of component.
+
+A plugin module implements the hooks of the kinds it offers and is named by an entry point of the
+group `retrograd.<kind>`; the entry point's name is the name used in the TOML. Each hook is called once
+a run, on modules that the run refers to, in the main thread, before anything is built; it returns
+descriptors and does no work. An exception is reported with the distribution that raised it and ends
+the run before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from .component import Component
+from .markers import hookspec
+
+Components = Sequence[Component[Any, Any]]
+
+
+@attrs.frozen(kw_only=True)
+class Kind:
+    """A kind of component: its entry-point group is `retrograd.<name>`, its hook `retrograd_<name>`."""
+
+    name: str
+    singular: str
+    gives: str
+    """What `Component.build` returns, as a type of this package."""
+    pip_prefix: str
+    """A third party's distribution is likely called `retrograd-<pip_prefix>-<name>`."""
+
+    @property
+    def group(self) -> str:
+        return f"retrograd.{self.name}"
+
+    @property
+    def hook(self) -> str:
+        return f"retrograd_{self.name}"
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(name="algorithms", singular="algorithm", gives="Algorithm", pip_prefix="algorithm"),
+        Kind(name="losses", singular="loss", gives="Loss", pip_prefix="loss"),
+        Kind(name="optimizers", singular="optimizer", gives="Optimizer", pip_prefix="optimizer"),
+        Kind(name="schedules", singular="schedule", gives="Schedule", pip_prefix="schedule"),
+        Kind(name="trainables", singular="trainable", gives="Trainable", pip_prefix="trainable"),
+        Kind(name="samplers", singular="sampler", gives="Sampler", pip_prefix="sampler"),
+        Kind(name="rewards", singular="reward", gives="Reward", pip_prefix="reward"),
+        Kind(name="judges", singular="judge", gives="Judge", pip_prefix="judge"),
+        Kind(name="environments", singular="environment", gives="Environment", pip_prefix="env"),
+        Kind(name="toolsets", singular="toolset", gives="Toolset", pip_prefix="tools"),
+        Kind(name="sandboxes", singular="sandbox", gives="Sandbox", pip_prefix="sandbox"),
+        Kind(name="datasets", singular="dataset", gives="Dataset", pip_prefix="dataset"),
+        Kind(name="model_sources", singular="model source", gives="ModelSource", pip_prefix="source"),
+        Kind(name="architectures", singular="architecture", gives="Architecture", pip_prefix="arch"),
+        Kind(name="quants", singular="quantisation format", gives="Quant", pip_prefix="quant"),
+        Kind(name="tokenizers", singular="tokenizer", gives="Tokenizer", pip_prefix="tokenizer"),
+        Kind(name="chat_formats", singular="chat format", gives="ChatFormat", pip_prefix="chat"),
+        Kind(name="backends", singular="backend", gives="Backend", pip_prefix="backend"),
+        Kind(name="kernels", singular="kernel", gives="Sequence[KernelImpl]", pip_prefix="kernel"),
+        Kind(name="sinks", singular="sink", gives="Sink", pip_prefix="sink"),
+        Kind(name="commands", singular="command", gives="click.Command", pip_prefix="command"),
+        Kind(name="hooks", singular="hook plugin", gives="None", pip_prefix="hook"),
+    )
+}
+
+
+class RegistrationHooks:
+    """The hook specifications. `retrograd_hooks` offers the keys of `[plugin.NAME]`."""
+
+    @hookspec
+    def retrograd_algorithms(self) -> Components:
+        """Algorithms, by `run.algorithm`."""
+
+    @hookspec
+    def retrograd_losses(self) -> Components:
+        """Losses, by the algorithm's `loss` key; options in `[loss.NAME]`."""
+
+    @hookspec
+    def retrograd_optimizers(self) -> Components:
+        """Optimizers, by `training.optimizer`; options in `[optimizer.NAME]`."""
+
+    @hookspec
+    def retrograd_schedules(self) -> Components:
+        """Learning-rate schedules, by `training.lr_scheduler`; options in `[lr_scheduler.NAME]`."""
+
+    @hookspec
+    def retrograd_trainables(self) -> Components:
+        """What is trained, by `training.trainable`; keys in the component's `section`."""
+
+    @hookspec
+    def retrograd_samplers(self) -> Components:
+        """Samplers."""
+
+    @hookspec
+    def retrograd_rewards(self) -> Components:
+        """Rewards."""
+
+    @hookspec
+    def retrograd_judges(self) -> Components:
+        """Judges, by `type` in the algorithm's `judge` table."""
+
+    @hookspec
+    def retrograd_environments(self) -> Components:
+        """Environments, by `agent.environment.type`."""
+
+    @hookspec
+    def retrograd_toolsets(self) -> Components:
+        """Toolsets, by `agent.environment.tools`."""
+
+    @hookspec
+    def retrograd_sandboxes(self) -> Components:
+        """Sandboxes."""
+
+    @hookspec
+    def retrograd_datasets(self) -> Components:
+        """Data formats, by the algorithm's `data_format`."""
+
+    @hookspec
+    def retrograd_model_sources(self) -> Components:
+        """Model sources, by the scheme of `model.path` (`package:…`)."""
+
+    @hookspec
+    def retrograd_architectures(self) -> Components:
+        """Architectures, by `general.architecture` of the GGUF."""
+
+    @hookspec
+    def retrograd_quants(self) -> Components:
+        """Block formats, by ggml type name in lower case."""
+
+    @hookspec
+    def retrograd_tokenizers(self) -> Components:
+        """Tokenizers, by `tokenizer.ggml.model` of the GGUF."""
+
+    @hookspec
+    def retrograd_chat_formats(self) -> Components:
+        """Chat formats; the first whose `matches` is true, in the order of their names."""
+
+    @hookspec
+    def retrograd_backends(self) -> Components:
+        """Devices, by `model.device`."""
+
+    @hookspec
+    def retrograd_kernels(self) -> Components:
+        """Kernels; the entry point's name begins with its backend: `cpu.matmul.q4_k`."""
+
+    @hookspec
+    def retrograd_sinks(self) -> Components:
+        """Metric sinks; options in `[sink.NAME]`."""
+
+    @hookspec
+    def retrograd_commands(self) -> Components:
+        """Subcommands of `retrograd`; `build` returns a click command."""
+
+    @hookspec
+    def retrograd_hooks(self) -> Components:
+        """Plugins of lifecycle hooks; keys in `[plugin.NAME]`. `build` may return an object whose
+        hook implementations are registered for the run, or None."""

@@ -1,0 +1,31 @@
+"""From logits to tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+from .training import FloatArray
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How to draw the next token. temperature 0 is greedy; top_p 1, top_k 0, min_p 0 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int = 256
+    seed: int = 0
+
+
+class Sampler(Protocol):
+    """Chooses a token for one sequence."""
+
+    def sample(
+        self, logits: FloatArray, params: SamplingParams, rng: np.random.Generator
+    ) -> tuple[int, float]:
+        """Token id and its log-probability under the distribution it was drawn from; logits (V,)."""

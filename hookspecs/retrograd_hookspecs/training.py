@@ -1,0 +1,170 @@
+"""Training contracts: parameters, losses, optimizers, schedules, trainables, algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+@attrs.define(eq=False, kw_only=True)
+class Parameter:
+    """A trained array.
+
+    `value` is the float32 master that the optimizer updates; `weight` what the forward pass reads: the
+    master rounded to the storage `dtype` ("f32", "f16", "bf16") and widened again, so that what is saved
+    is exactly what was trained, and small updates are not lost to rounding. `grad` accumulates.
+    """
+
+    name: str
+    value: npt.NDArray[np.float32]
+    grad: Any
+    weight: Any
+    dtype: str = "f32"
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class LossBatch:
+    """What a loss sees: one entry per trained token of a pass.
+
+    All arrays are float (n,) in the order of the tokens; `sequence` int (n,) numbers the sequence each
+    belongs to. `weight` is 1 for plain tokens. `normalizer` is what the algorithm divides sums by, fixed
+    for the whole optimizer step (for SFT the count of trained tokens in the step), so that the result
+    does not depend on how the step is cut into passes. `extra` holds what an algorithm adds (old
+    log-probabilities, advantages).
+    """
+
+    logp: FloatArray
+    weight: FloatArray
+    sequence: npt.NDArray[np.int64]
+    normalizer: float
+    extra: Mapping[str, FloatArray] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class LossResult:
+    """`value` is this pass's share of the step's loss; `dlogp` (n,) its derivative by each logp.
+
+    `metrics` are sums over the pass that the algorithm adds up over passes.
+    """
+
+    value: float
+    dlogp: FloatArray
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+
+
+class Loss(Protocol):
+    """A pure function of log-probabilities of the trained tokens."""
+
+    def __call__(self, batch: LossBatch) -> LossResult:
+        """Value and derivative."""
+
+
+class Optimizer(Protocol):
+    """Updates parameters from their gradients. One instance a run."""
+
+    def step(self, parameters: Sequence[Parameter], lr: float, step: int) -> None:
+        """Apply update number `step` (from 1). Does not clear gradients."""
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything needed to go on bit for bit, as arrays by name."""
+
+    def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore `state()`."""
+
+    def bytes_per_parameter(self) -> float:
+        """Memory for the memory estimate."""
+
+
+class Schedule(Protocol):
+    """Learning rate over the run; pure, so it has no state."""
+
+    def lr(self, step: int) -> float:
+        """Learning rate of optimizer step `step` (from 1)."""
+
+
+class Trainable(Protocol):
+    """What is trained (LoRA adapter, whole weights) and how it is saved."""
+
+    parameters: Sequence[Parameter]
+
+    def attach(self, model: Any) -> None:
+        """Put the parameters into the model's modules."""
+
+    def refresh(self) -> None:
+        """Recompute every `weight` from its `value`; called after each optimizer step and load."""
+
+    def save(self, path: Path) -> None:
+        """Write the result file atomically (`output.kind` decides which)."""
+
+    def load(self, path: Path) -> None:
+        """Read a file that `save` wrote; `ModelError` if it belongs to another base model."""
+
+    def summary(self) -> str:
+        """One line for the start of the run: what is trained, how many values, what was left out."""
+
+
+@attrs.frozen(kw_only=True)
+class StepReport:
+    """One optimizer step. `metrics` use the documented prefixes (`train/loss`, `timing/step_seconds`).
+
+    `boundary` is true where `[evaluation].every_iterations` counts: the end of an epoch (SFT) or of an
+    update (rollout algorithms).
+    """
+
+    step: int
+    total_steps: int | None
+    metrics: Mapping[str, float]
+    tokens: int = 0
+    boundary: bool = False
+    skipped: bool = False
+    """The update was not applied (non-finite gradient); counted, never silent."""
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationReport:
+    """Held-out result. `score` is compared by `patience` and `best_eval`; lower or higher is better."""
+
+    metrics: Mapping[str, float]
+    score: float
+    higher_is_better: bool
+
+
+@attrs.frozen(kw_only=True)
+class AuditFinding:
+    """One line of the audit before the first step. `level` is "ok", "note", "warning" or "error"."""
+
+    level: str
+    check: str
+    message: str
+
+
+class Algorithm(Protocol):
+    """A training algorithm. The core's driver owns checkpoints, evaluation times, sinks and signals."""
+
+    def prepare(self) -> Sequence[AuditFinding]:
+        """Read and validate all data; called before memory is committed. Raises `DataError`."""
+
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole run, once prepared; None if not known in advance."""
+
+    def run(self) -> Iterator[StepReport]:
+        """One report an optimizer step, from the start or from the loaded state."""
+
+    def evaluate(self) -> EvaluationReport | None:
+        """Evaluate on the held-out data; None without `[evaluation]`."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON-compatible position: epoch, cursor, random generators."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore `state()`."""
+
+    def signature(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to be resumed: data hashes and settings."""

@@ -1,0 +1,1 @@
+"""Built-in plugins of retrograd, one folder a kind."""

@@ -1,0 +1,1 @@
+"""retrograd: fine-tune GGUF language models on one machine."""

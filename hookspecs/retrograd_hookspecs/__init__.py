@@ -1,6 +1,6 @@
 """Contracts between retrograd's core and its plugins: hook specifications, protocols, exchange types.
 
-This package imports attrs, numpy and pluggy only, so that a plugin's registering module loads fast.
+This package imports attrs and pluggy only, so that a plugin's registering module loads fast.
 """
 
 from .component import BuildContext, Component, NoConfig
@@ -47,8 +47,8 @@ from .rollouts import (
     Sandbox,
     Score,
     StepResult,
-    ToolSpec,
     Toolset,
+    ToolSpec,
 )
 from .sampling import Sampler, SamplingParams
 from .sinks import Sink
@@ -65,6 +65,8 @@ from .training import (
     Schedule,
     StepReport,
     Trainable,
+    UpdateRule,
+    UpdateStats,
 )
 
 __all__ = [
@@ -127,13 +129,15 @@ __all__ = [
     "StepResult",
     "TensorInfo",
     "TokenExample",
-    "TokenizerError",
     "Tokenizer",
+    "TokenizerError",
     "ToolCall",
     "ToolSpec",
     "Toolset",
     "Trainable",
     "TrainingError",
+    "UpdateRule",
+    "UpdateStats",
     "hookimpl",
     "hookspec",
     "key",

@@ -53,11 +53,13 @@ segments with `context_length` 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "embedding")
 OPS = (

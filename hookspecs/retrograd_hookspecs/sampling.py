@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
-import numpy as np
 
-from .training import FloatArray
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .training import FloatArray
 
 
 @attrs.frozen(kw_only=True)

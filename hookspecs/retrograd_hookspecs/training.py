@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.floating[Any]]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -80,6 +82,26 @@ class Optimizer(Protocol):
 
     def bytes_per_parameter(self) -> float:
         """Memory for the memory estimate."""
+
+
+@attrs.frozen(kw_only=True)
+class UpdateStats:
+    """What one optimizer update did. `grad_norm` is the global norm before clipping.
+
+    `skipped`: the gradient was not finite and nothing was changed.
+    """
+
+    lr: float
+    grad_norm: float
+    clipped: bool = False
+    skipped: bool = False
+
+
+class UpdateRule(Protocol):
+    """Schedule, clipping and optimizer in one: what an algorithm calls once a step."""
+
+    def __call__(self, step: int) -> UpdateStats:
+        """Apply accumulated gradients as update `step` (from 1), clear them, refresh the weights."""
 
 
 class Schedule(Protocol):
@@ -154,8 +176,10 @@ class Algorithm(Protocol):
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole run, once prepared; None if not known in advance."""
 
-    def run(self) -> Iterator[StepReport]:
-        """One report an optimizer step, from the start or from the loaded state."""
+    def run(self, update: UpdateRule) -> Iterator[StepReport]:
+        """One report an optimizer step, from the start or from the loaded state.
+
+        `state()` taken right after a report continues with the next step."""
 
     def evaluate(self) -> EvaluationReport | None:
         """Evaluate on the held-out data; None without `[evaluation]`."""

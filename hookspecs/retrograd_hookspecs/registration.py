@@ -73,90 +73,90 @@ class RegistrationHooks:
     """The hook specifications. `retrograd_hooks` offers the keys of `[plugin.NAME]`."""
 
     @hookspec
-    def retrograd_algorithms(self) -> Components:
+    def retrograd_algorithms(self) -> Components | None:
         """Algorithms, by `run.algorithm`."""
 
     @hookspec
-    def retrograd_losses(self) -> Components:
+    def retrograd_losses(self) -> Components | None:
         """Losses, by the algorithm's `loss` key; options in `[loss.NAME]`."""
 
     @hookspec
-    def retrograd_optimizers(self) -> Components:
+    def retrograd_optimizers(self) -> Components | None:
         """Optimizers, by `training.optimizer`; options in `[optimizer.NAME]`."""
 
     @hookspec
-    def retrograd_schedules(self) -> Components:
+    def retrograd_schedules(self) -> Components | None:
         """Learning-rate schedules, by `training.lr_scheduler`; options in `[lr_scheduler.NAME]`."""
 
     @hookspec
-    def retrograd_trainables(self) -> Components:
+    def retrograd_trainables(self) -> Components | None:
         """What is trained, by `training.trainable`; keys in the component's `section`."""
 
     @hookspec
-    def retrograd_samplers(self) -> Components:
+    def retrograd_samplers(self) -> Components | None:
         """Samplers."""
 
     @hookspec
-    def retrograd_rewards(self) -> Components:
+    def retrograd_rewards(self) -> Components | None:
         """Rewards."""
 
     @hookspec
-    def retrograd_judges(self) -> Components:
+    def retrograd_judges(self) -> Components | None:
         """Judges, by `type` in the algorithm's `judge` table."""
 
     @hookspec
-    def retrograd_environments(self) -> Components:
+    def retrograd_environments(self) -> Components | None:
         """Environments, by `agent.environment.type`."""
 
     @hookspec
-    def retrograd_toolsets(self) -> Components:
+    def retrograd_toolsets(self) -> Components | None:
         """Toolsets, by `agent.environment.tools`."""
 
     @hookspec
-    def retrograd_sandboxes(self) -> Components:
+    def retrograd_sandboxes(self) -> Components | None:
         """Sandboxes."""
 
     @hookspec
-    def retrograd_datasets(self) -> Components:
+    def retrograd_datasets(self) -> Components | None:
         """Data formats, by the algorithm's `data_format`."""
 
     @hookspec
-    def retrograd_model_sources(self) -> Components:
+    def retrograd_model_sources(self) -> Components | None:
         """Model sources, by the scheme of `model.path` (`package:…`)."""
 
     @hookspec
-    def retrograd_architectures(self) -> Components:
+    def retrograd_architectures(self) -> Components | None:
         """Architectures, by `general.architecture` of the GGUF."""
 
     @hookspec
-    def retrograd_quants(self) -> Components:
+    def retrograd_quants(self) -> Components | None:
         """Block formats, by ggml type name in lower case."""
 
     @hookspec
-    def retrograd_tokenizers(self) -> Components:
+    def retrograd_tokenizers(self) -> Components | None:
         """Tokenizers, by `tokenizer.ggml.model` of the GGUF."""
 
     @hookspec
-    def retrograd_chat_formats(self) -> Components:
+    def retrograd_chat_formats(self) -> Components | None:
         """Chat formats; the first whose `matches` is true, in the order of their names."""
 
     @hookspec
-    def retrograd_backends(self) -> Components:
+    def retrograd_backends(self) -> Components | None:
         """Devices, by `model.device`."""
 
     @hookspec
-    def retrograd_kernels(self) -> Components:
+    def retrograd_kernels(self) -> Components | None:
         """Kernels; the entry point's name begins with its backend: `cpu.matmul.q4_k`."""
 
     @hookspec
-    def retrograd_sinks(self) -> Components:
+    def retrograd_sinks(self) -> Components | None:
         """Metric sinks; options in `[sink.NAME]`."""
 
     @hookspec
-    def retrograd_commands(self) -> Components:
+    def retrograd_commands(self) -> Components | None:
         """Subcommands of `retrograd`; `build` returns a click command."""
 
     @hookspec
-    def retrograd_hooks(self) -> Components:
+    def retrograd_hooks(self) -> Components | None:
         """Plugins of lifecycle hooks; keys in `[plugin.NAME]`. `build` may return an object whose
         hook implementations are registered for the run, or None."""

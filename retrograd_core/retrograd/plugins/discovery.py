@@ -1,0 +1,120 @@
+"""What is installed, read from entry-point metadata alone: no plugin is imported here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+
+import attrs
+from retrograd_hookspecs import KINDS, PluginError
+
+
+@attrs.frozen(kw_only=True, order=True)
+class PluginEntry:
+    """One entry point: `name` of `kind`, offered by a distribution."""
+
+    kind: str
+    name: str
+    module: str
+    distribution: str
+    version: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}.{self.name}"
+
+
+@attrs.frozen
+class Catalogue:
+    """All installed entries, sorted by kind, name and distribution."""
+
+    entries: Mapping[tuple[str, str], Sequence[PluginEntry]]
+
+    @classmethod
+    def installed(cls, disable: Iterable[str] = ()) -> Catalogue:
+        """Read the metadata of every installed distribution.
+
+        `disable` leaves out whole distributions (`retrograd-optimizer-lion`) or single entries
+        (`optimizers.lion`). Raises `PluginError` for a name that disables nothing.
+        """
+        groups = {kind.group: kind.name for kind in KINDS.values()}
+        found: list[PluginEntry] = []
+        for point in metadata.entry_points():
+            kind = groups.get(point.group)
+            if kind is None or point.dist is None:
+                continue
+            found.append(
+                PluginEntry(
+                    kind=kind,
+                    name=point.name,
+                    module=point.value,
+                    distribution=_normalise(point.dist.name),
+                    version=point.dist.version,
+                )
+            )
+        return cls.of(found, disable)
+
+    @classmethod
+    def of(cls, found: Iterable[PluginEntry], disable: Iterable[str] = ()) -> Catalogue:
+        """A catalogue of the given entries; see `installed`."""
+        entries = sorted(set(found))
+        for name in disable:
+            kept = [
+                entry for entry in entries if _normalise(name) != entry.distribution and name != entry.label
+            ]
+            if len(kept) == len(entries):
+                known = sorted({e.distribution for e in entries} | {e.label for e in entries})
+                raise PluginError(
+                    f"[plugins] disable: nothing installed is called {name!r}"
+                    f"{_nearest(name, known)}; give a distribution or kind.name"
+                )
+            entries = kept
+        table: dict[tuple[str, str], list[PluginEntry]] = {}
+        for entry in entries:
+            table.setdefault((entry.kind, entry.name), []).append(entry)
+        return cls(table)
+
+    def names(self, kind: str) -> list[str]:
+        """Names offered for a kind, sorted."""
+        return [name for (entry_kind, name) in self.entries if entry_kind == kind]
+
+    def all(self) -> list[PluginEntry]:
+        """Every entry, sorted."""
+        return [entry for entries in self.entries.values() for entry in entries]
+
+    def find(self, kind: str, name: str) -> PluginEntry:
+        """The one entry that offers `name`.
+
+        Raises `PluginError` if there is none (listing what is installed and the likely `pip install`), or if
+        two distributions offer it.
+        """
+        entries = self.entries.get((kind, name), ())
+        if len(entries) == 1:
+            return entries[0]
+        if not entries:
+            raise PluginError(self.unknown(kind, name))
+        owners = " and ".join(f"{entry.distribution} {entry.version}" for entry in entries)
+        raise PluginError(
+            f"the {KINDS[kind].singular} {name!r} is offered by {owners}; name the one not wanted in"
+            f' [plugins] disable = ["{entries[-1].distribution}"]'
+        )
+
+    def unknown(self, kind: str, name: str) -> str:
+        """The message for a name that nothing offers."""
+        what = KINDS[kind]
+        names = self.names(kind)
+        return (
+            f"no {what.singular} {name!r} is installed{_nearest(name, names)};"
+            f" installed: {', '.join(names) or 'none'}; a third party's would be"
+            f" `pip install retrograd-{what.pip_prefix}-{name.replace('_', '-')}`"
+        )
+
+
+def _normalise(distribution: str) -> str:
+    return distribution.lower().replace("_", "-").replace(".", "-")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -40,19 +40,24 @@ class Catalogue:
         """
         groups = {kind.group: kind.name for kind in KINDS.values()}
         found: list[PluginEntry] = []
-        for point in metadata.entry_points():
-            kind = groups.get(point.group)
-            if kind is None or point.dist is None:
+        seen: set[str] = set()
+        for distribution in metadata.distributions():
+            name = _normalise(distribution.name or "")
+            if name in seen:  # shadowed by an earlier entry of sys.path, as for imports
                 continue
-            found.append(
-                PluginEntry(
-                    kind=kind,
-                    name=point.name,
-                    module=point.value,
-                    distribution=_normalise(point.dist.name),
-                    version=point.dist.version,
-                )
-            )
+            seen.add(name)
+            for point in distribution.entry_points:
+                kind = groups.get(point.group)
+                if kind is not None:
+                    found.append(
+                        PluginEntry(
+                            kind=kind,
+                            name=point.name,
+                            module=point.value,
+                            distribution=name,
+                            version=distribution.version,
+                        )
+                    )
         return cls.of(found, disable)
 
     @classmethod

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
 import attrs
+
 from retrograd_hookspecs import KINDS, PluginError
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
+
 from retrograd_hookspecs import (
     KINDS,
     PROJECT,

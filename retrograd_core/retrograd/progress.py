@@ -1,0 +1,160 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import IO, Any, Protocol
+
+import attrs
+
+from retrograd_hookspecs import EvaluationReport, StepReport
+
+
+@attrs.frozen(kw_only=True)
+class Pace:
+    """Speed of the run so far. `seconds_left` is None while the length is unknown."""
+
+    tokens_per_second: float
+    seconds_left: float | None
+    memory_bytes: int
+
+
+class Reporter(Protocol):
+    """Receives what happens; never raises."""
+
+    def message(self, text: str) -> None:
+        """A line of its own."""
+
+    def step(self, report: StepReport, pace: Pace) -> None:
+        """An optimizer step ended."""
+
+    def evaluated(self, report: EvaluationReport, label: str) -> None:
+        """An evaluation ended; `label` says when ("before training", "step 40")."""
+
+    def close(self) -> None:
+        """The run ended."""
+
+
+class SilentReporter:
+    """Says nothing: the default of the Python API."""
+
+    def message(self, text: str) -> None:
+        pass
+
+    def step(self, report: StepReport, pace: Pace) -> None:
+        pass
+
+    def evaluated(self, report: EvaluationReport, label: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainReporter:
+    """One line a step, at most one every `interval` seconds; the first and last step always."""
+
+    def __init__(self, stream: IO[str], interval: float = 2.0) -> None:
+        self._stream = stream
+        self._interval = interval
+        self._last = float("-inf")
+
+    def message(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def step(self, report: StepReport, pace: Pace) -> None:
+        now = time.monotonic()
+        if now - self._last >= self._interval or report.step in (1, report.total_steps) or report.skipped:
+            self._last = now
+            self.message(step_line(report, pace))
+
+    def evaluated(self, report: EvaluationReport, label: str) -> None:
+        self.message(evaluation_line(report, label))
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class BarReporter:
+    """A progress bar with time left, for terminals."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[line]}"),
+            console=Console(file=stream),
+            transient=False,
+        )
+        self._task: Any = None
+
+    def message(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def step(self, report: StepReport, pace: Pace) -> None:
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task("training", total=report.total_steps, line="")
+        self._progress.update(self._task, completed=report.step, line=step_line(report, pace))
+
+    def evaluated(self, report: EvaluationReport, label: str) -> None:
+        self.message(evaluation_line(report, label))
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._progress.stop()
+
+
+def terminal_reporter(stream: IO[str]) -> Reporter:
+    """A bar if the stream is a terminal, else plain lines."""
+    return BarReporter(stream) if stream.isatty() else PlainReporter(stream)
+
+
+def step_line(report: StepReport, pace: Pace) -> str:
+    """`step 12/400  loss 1.234  310 tok/s  2m 05s left  612 MB`."""
+    total = f"/{report.total_steps}" if report.total_steps else ""
+    parts = [f"step {report.step}{total}"]
+    if "train/epoch" in report.metrics:
+        parts.append(f"epoch {report.metrics['train/epoch']:.2f}")
+    if "train/loss" in report.metrics:
+        parts.append(f"loss {report.metrics['train/loss']:.4f}")
+    parts.append(f"{pace.tokens_per_second:,.0f} tok/s")
+    if pace.seconds_left is not None:
+        parts.append(f"{duration(pace.seconds_left)} left")
+    parts.append(size(pace.memory_bytes))
+    if report.skipped:
+        parts.append("SKIPPED: gradient not finite")
+    return "  ".join(parts)
+
+
+def evaluation_line(report: EvaluationReport, label: str) -> str:
+    """`evaluation (step 40): loss 1.234, perplexity 3.43`."""
+    return f"evaluation ({label}): {metrics_text(report.metrics)}"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`loss 1.234, perplexity 3.43` from `eval/loss` and `eval/perplexity`."""
+    return ", ".join(f"{name.rsplit('/', 1)[-1]} {value:.4g}" for name, value in metrics.items())
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `2m 05s`, `1h 02m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def size(count: float) -> str:
+    """`612 MB`, `1.4 GB` (decimal units)."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}" if unit == "GB" else f"{count / scale:.0f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,1 @@
+"""Each module here is one mistake a plugin author can make."""

@@ -1,0 +1,1 @@
+"""Parts for retrograd from a separate distribution; each module is one plugin."""

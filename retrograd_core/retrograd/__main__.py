@@ -1,0 +1,5 @@
+"""`python -m retrograd`."""
+
+from retrograd.cli import main
+
+main()

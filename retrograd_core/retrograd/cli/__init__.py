@@ -1,0 +1,99 @@
+"""The command line. Subcommands are plugins (`retrograd.commands`), imported when they are asked for."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module, metadata
+
+import click
+
+_GROUP = "retrograd.commands"
+
+
+class _PluginGroup(click.Group):
+    """A group whose commands are entry points. Only metadata is read to list them."""
+
+    def _points(self) -> dict[str, metadata.EntryPoint]:
+        points: dict[str, metadata.EntryPoint] = {}
+        for point in metadata.entry_points(group=_GROUP):
+            name = point.name.replace("_", "-")
+            other = points.get(name)
+            if other is not None and other.value != point.value:
+                raise click.ClickException(
+                    f"the command {name!r} is offered by {_owner(other)} and {_owner(point)}; uninstall one"
+                )
+            points[name] = point
+        return points
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._points())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        point = self._points().get(name)
+        if point is None:
+            return None
+        try:
+            components = import_module(point.value).retrograd_commands()
+            component = next(c for c in components if c.name == point.name)
+            command: click.Command = component.build(component.config(), None)
+        except Exception as error:
+            raise click.ClickException(
+                f"the command {name!r} of {_owner(point)} does not load: {type(error).__name__}: {error}"
+            ) from error
+        return command
+
+
+def _owner(point: metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+@click.command(
+    cls=_PluginGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="retrograd", prog_name="retrograd")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Fine-tune GGUF language models on one machine from one TOML file."""
+    ctx.obj = {"debug": debug}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: exit 0 on success, 1 on a failed run, 2 on a usage or configuration error."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line in this process and return its exit code."""
+    try:
+        status = cli.main(arguments, prog_name="retrograd", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return error.exit_code if error.exit_code != 1 else 2
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`retrograd … | head`): nothing is wrong.
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        from retrograd_hookspecs import RetrogradError
+
+        if "--debug" in arguments:
+            traceback.print_exc()
+        if isinstance(error, RetrogradError):
+            click.echo(f"error: {error}", err=True)
+            return error.exit_code
+        if "--debug" not in arguments:
+            click.echo(
+                f"error: {type(error).__name__}: {error}\nThis is a fault in retrograd or a plugin;"
+                " `retrograd --debug …` shows where.",
+                err=True,
+            )
+        return 1

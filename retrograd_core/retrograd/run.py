@@ -1,0 +1,339 @@
+"""The driver of a run: steps, evaluations, checkpoints, output.
+
+An algorithm yields one report a step; everything that is the same for all algorithms happens here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psutil
+
+from retrograd_hookspecs import (
+    Algorithm,
+    AuditFinding,
+    CheckpointError,
+    DataError,
+    EvaluationReport,
+    PluginError,
+    Problem,
+    RetrogradError,
+    StepReport,
+    Trainable,
+    TrainingError,
+    UpdateRule,
+)
+
+from .checkpoint import Checkpoint, CheckpointStore
+from .config import RunConfig
+from .interrupts import Interrupt, catch_interrupts
+from .metrics import SinkSet
+from .plugins import PluginSession
+from .progress import Pace, Reporter
+
+MAX_SKIPPED_IN_A_ROW = 5
+"""Steps with a gradient that is not finite before the run stops."""
+
+
+@attrs.define
+class Progress:
+    """What the driver itself must remember to go on after a resume."""
+
+    step: int = 0
+    boundaries: int = 0
+    best_score: float | None = None
+    best_step: int = 0
+    evaluations_without_improvement: int = 0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    tokens: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class RunResult:
+    """What a run ended with. `outcome` is "finished", "stopped early" or "interrupted"."""
+
+    outcome: str
+    steps: int
+    output: Path
+    first_evaluation: EvaluationReport | None
+    last_evaluation: EvaluationReport | None
+    best_step: int
+    seconds: float
+    tokens: int
+    skipped_steps: int
+    checkpoint: Path | None = None
+
+
+class Run:
+    """One assembled run. Lifecycle hooks receive it; its public attributes are for reading."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        session: PluginSession,
+        algorithm: Algorithm,
+        trainable: Trainable,
+        update: Callable[[int | None], UpdateRule],
+        optimizer: Any,
+        sinks: SinkSet,
+        reporter: Reporter,
+        signature: Mapping[str, Any],
+        verify_output: Callable[[Path], str],
+    ) -> None:
+        self.config = config
+        self.algorithm = algorithm
+        self.trainable = trainable
+        self.progress = Progress()
+        self.findings: Sequence[AuditFinding] = ()
+        self.output = Path(config.output.path)
+        self._session = session
+        self._make_update = update
+        self._optimizer = optimizer
+        self._sinks = sinks
+        self._reporter = reporter
+        self._base_signature = signature
+        self._verify_output = verify_output
+        self._first_evaluation: EvaluationReport | None = None
+        self._last_evaluation: EvaluationReport | None = None
+        self._process = psutil.Process()
+
+    @property
+    def hook(self) -> Any:
+        """Caller of lifecycle hooks."""
+        return self._session.hook
+
+    def prepare(self) -> Sequence[AuditFinding]:
+        """Read and audit the data. Raises `DataError` on any finding of level "error"."""
+        if not self.findings:
+            self.findings = tuple(self.algorithm.prepare())
+        errors = [finding for finding in self.findings if finding.level == "error"]
+        if errors:
+            raise DataError(Problem(where=f.check, message=f.message) for f in errors)
+        return self.findings
+
+    def execute(self, resume: Path | None = None) -> RunResult:
+        """Train to the end. Resumes from the `.state` directory `resume` if given."""
+        started = time.monotonic()
+        error: BaseException | None = None
+        self.prepare()
+        with catch_interrupts(self._reporter.message) as interrupt:
+            try:
+                return self._execute(resume, interrupt, started)
+            except BaseException as caught:
+                error = caught
+                raise
+            finally:
+                self._finish(error)
+
+    def signature(self) -> dict[str, Any]:
+        """What a checkpoint must share with this run to be resumed."""
+        return {**self._base_signature, **self.algorithm.signature()}
+
+    def _finish(self, error: BaseException | None) -> None:
+        try:
+            self.hook.retrograd_run_finished(run=self, error=error)
+        finally:
+            self._sinks.close()
+            self._reporter.close()
+
+    def _execute(self, resume: Path | None, interrupt: Interrupt, started: float) -> RunResult:
+        total = self.algorithm.total_steps()
+        update = self._make_update(total)
+        if resume is not None:
+            self._load(resume)
+        self._call("retrograd_run_started", run=self)
+        if self.progress.step == 0:
+            self._first_evaluation = self._evaluate("before training")
+        outcome = "finished"
+        checkpoint: Path | None = None
+        clock = _Clock(self.progress.tokens)
+        for report in self.algorithm.run(update):
+            self._after_step(report, clock)
+            stop = self._evaluate_if_due(report)
+            saved = self._checkpoint_if_due(report)
+            if interrupt.requested:
+                outcome = "interrupted"
+                checkpoint = saved or self._save(f"step-{report.step:06d}")
+                break
+            if stop:
+                outcome = "stopped early"
+                break
+        if self.progress.step == 0:
+            raise TrainingError("the run took no optimizer step: there is nothing to train on")
+        if outcome != "interrupted":
+            self._last_evaluation = self._final_evaluation()
+        self.trainable.save(self.output)
+        self._reporter.message(self._verify_output(self.output))
+        return RunResult(
+            outcome=outcome,
+            steps=self.progress.step,
+            output=self.output,
+            first_evaluation=self._first_evaluation,
+            last_evaluation=self._last_evaluation,
+            best_step=self.progress.best_step,
+            seconds=time.monotonic() - started,
+            tokens=self.progress.tokens,
+            skipped_steps=self.progress.skipped_steps,
+            checkpoint=checkpoint,
+        )
+
+    def _after_step(self, report: StepReport, clock: _Clock) -> None:
+        progress = self.progress
+        progress.step = report.step
+        progress.tokens += report.tokens
+        pace = clock.tick(report, progress.tokens, self._process.memory_info().rss)
+        metrics = dict(report.metrics)
+        metrics["system/memory_rss_bytes"] = float(pace.memory_bytes)
+        metrics["timing/tokens_per_second"] = pace.tokens_per_second
+        if report.skipped:
+            progress.skipped_steps += 1
+            progress.skipped_in_a_row += 1
+        else:
+            progress.skipped_in_a_row = 0
+        metrics["optimizer/skipped_steps"] = float(progress.skipped_steps)
+        self._sinks.write(report.step, metrics)
+        self._reporter.step(report, pace)
+        if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise TrainingError(
+                f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (up to step"
+                f" {report.step}); the weights are those before them. Lower training.lr, or check the data"
+            )
+        self._call("retrograd_step_finished", run=self, report=report)
+
+    def _evaluate_if_due(self, report: StepReport) -> bool:
+        """Evaluate at a boundary that is due; True if patience has run out."""
+        settings = self.config.evaluation
+        if not report.boundary:
+            return False
+        self.progress.boundaries += 1
+        if settings is None or self.progress.boundaries % settings.every_iterations:
+            return False
+        evaluation = self._evaluate(f"step {report.step}")
+        if evaluation is None:
+            return False
+        self._last_evaluation = evaluation
+        if self._improved(evaluation, settings.min_delta):
+            self.progress.best_score = evaluation.score
+            self.progress.best_step = report.step
+            self.progress.evaluations_without_improvement = 0
+            checkpoint = self.config.checkpoint
+            if checkpoint is not None and checkpoint.mode != "steps":
+                self._save("best")
+        else:
+            self.progress.evaluations_without_improvement += 1
+        patience = settings.patience
+        if patience is None or self.progress.evaluations_without_improvement < patience:
+            return False
+        self._reporter.message(
+            f"stopping: no improvement in {patience} evaluations; the best was at step"
+            f" {self.progress.best_step}"
+        )
+        return True
+
+    def _improved(self, evaluation: EvaluationReport, min_delta: float) -> bool:
+        best = self.progress.best_score
+        if best is None:
+            return True
+        gain = evaluation.score - best if evaluation.higher_is_better else best - evaluation.score
+        return gain > min_delta
+
+    def _evaluate(self, label: str) -> EvaluationReport | None:
+        started = time.monotonic()
+        evaluation = self.algorithm.evaluate()
+        if evaluation is not None:
+            metrics = {**evaluation.metrics, "timing/evaluation_seconds": time.monotonic() - started}
+            self._sinks.write(self.progress.step, metrics)
+            self._reporter.evaluated(evaluation, label)
+            self._call("retrograd_evaluated", run=self, report=evaluation)
+        return evaluation
+
+    def _final_evaluation(self) -> EvaluationReport | None:
+        if self.config.evaluation is None:
+            return None
+        if self._last_evaluation is not None and self._evaluated_at_end():
+            return self._last_evaluation
+        return self._evaluate("after training")
+
+    def _evaluated_at_end(self) -> bool:
+        settings = self.config.evaluation
+        return settings is not None and self.progress.boundaries % settings.every_iterations == 0
+
+    def _checkpoint_if_due(self, report: StepReport) -> Path | None:
+        settings = self.config.checkpoint
+        if settings is None or settings.mode == "best_eval" or not settings.every_steps:
+            return None
+        if report.step % settings.every_steps:
+            return None
+        return self._save(f"step-{report.step:06d}")
+
+    def _store(self) -> CheckpointStore:
+        settings = self.config.checkpoint
+        directory = (
+            Path(settings.directory)
+            if settings is not None
+            else self.output.with_name(self.output.stem + ".checkpoints")
+        )
+        return CheckpointStore(directory)
+
+    def _save(self, name: str) -> Path:
+        tensors = {f"parameter/{p.name}": p.value for p in self.trainable.parameters}
+        tensors.update({f"optimizer/{key}": value for key, value in self._optimizer.state().items()})
+        checkpoint = Checkpoint(
+            signature=self.signature(),
+            state={"driver": attrs.asdict(self.progress), "algorithm": self.algorithm.state()},
+            tensors=tensors,
+        )
+        path = self._store().save(name, checkpoint, adapter=self.trainable.save)
+        self._call("retrograd_checkpoint_saved", run=self, path=path)
+        return path
+
+    def _load(self, path: Path) -> None:
+        checkpoint = CheckpointStore(path.parent).load(path)
+        checkpoint.require_signature(self.signature(), path)
+        for parameter in self.trainable.parameters:
+            stored = checkpoint.tensors.get(f"parameter/{parameter.name}")
+            if stored is None or stored.shape != parameter.value.shape:
+                raise CheckpointError(f"{path}: holds no {parameter.name} of shape {parameter.value.shape}")
+            parameter.value[...] = stored
+        self.trainable.refresh()
+        prefix = "optimizer/"
+        self._optimizer.load(
+            {k[len(prefix) :]: v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
+        )
+        self.progress = Progress(**checkpoint.state["driver"])
+        self.algorithm.load(checkpoint.state["algorithm"])
+        self._sinks.resume(self.progress.step)
+        self._reporter.message(f"resumed from {path} after step {self.progress.step}")
+
+    def _call(self, name: str, **arguments: Any) -> None:
+        """A lifecycle hook; an exception of a plugin ends the run and names the hook."""
+        try:
+            getattr(self.hook, name)(**arguments)
+        except RetrogradError:
+            raise
+        except Exception as error:
+            raise PluginError(f"{name}: a hook raised {type(error).__name__}: {error}") from error
+
+
+class _Clock:
+    """Tokens a second and time left, smoothed over the last steps."""
+
+    def __init__(self, tokens: int) -> None:
+        self._times = [(time.monotonic(), tokens, 0)]
+
+    def tick(self, report: StepReport, tokens: int, memory_bytes: int) -> Pace:
+        self._times.append((time.monotonic(), tokens, report.step))
+        del self._times[:-50]
+        (t0, n0, s0), (t1, n1, s1) = self._times[0], self._times[-1]
+        elapsed = max(t1 - t0, 1e-9)
+        steps = s1 - (s0 or report.step - len(self._times) + 1)
+        left = None
+        if report.total_steps is not None and steps > 0:
+            left = (report.total_steps - s1) * elapsed / steps
+        return Pace(tokens_per_second=(n1 - n0) / elapsed, seconds_left=left, memory_bytes=memory_bytes)

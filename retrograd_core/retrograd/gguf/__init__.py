@@ -1,0 +1,1 @@
+"""GGUF files: reading through memory maps, writing atomically, adapters, merging."""

@@ -1,0 +1,1 @@
+"""What plugin authors use in their tests: contract suites and small models."""

@@ -4,7 +4,7 @@ This package imports attrs and pluggy only, so that a plugin's registering modul
 """
 
 from .component import BuildContext, Component, NoConfig
-from .config import KeyInfo, key, key_info
+from .config import ConfigTable, KeyInfo, key, key_info
 from .data import Dataset, TokenExample
 from .errors import (
     CheckpointError,
@@ -87,6 +87,7 @@ __all__ = [
     "CheckpointError",
     "Component",
     "ConfigError",
+    "ConfigTable",
     "DataError",
     "Dataset",
     "DeviceInfo",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import attrs
+
+from .config import ConfigTable
+from .errors import Problem
 
 C = TypeVar("C")
 P = TypeVar("P")
@@ -66,5 +69,14 @@ class Component(Generic[C, P]):
     """Top-level TOML table with the keys of an algorithm or trainable, where it is not `name`."""
     applies: tuple[str, ...] = ()
     """Optional shared sections that apply to an algorithm: "evaluation", "observe", "reference"."""
+    reads: tuple[str, ...] = ()
+    """Dotted keys of shared sections that only some components read and this one does
+    (`retrograd.config.CONDITIONAL_KEYS`): "training.epochs". Such a key is refused, where it differs
+    from its default, in a run none of whose components reads it."""
+    fixed_accumulation: bool = False
+    """The algorithm fixes `training.gradient_accumulation` to ctx / micro_batch."""
+    check: Callable[[C, ConfigTable, Any], Iterable[Problem]] | None = None
+    """`check(config, table, run)`: what is wrong across keys, beyond what types, bounds and validators
+    of the class tell. `table` knows which keys were given and where; `run` is the RunConfig."""
     requires: tuple[str, ...] = ()
     """Import names that must be importable; checked at load, refused with the pip line of `extra`."""

@@ -8,13 +8,15 @@ Minimal example::
 
 The type annotation is enforced strictly: `7.9` is not an `int`, `"false"` is not a `bool`, and a
 string is not a list. `Literal[...]` lists the accepted values. A `Path` key is resolved against
-the directory of the TOML file.
+the directory of the TOML file; so is a `str` key with `locator=True`, unless it begins with a
+scheme (`pypi:…`, `hf:…`). Nested attrs classes are sub-tables, tuples of them arrays of tables. A
+validator of the class (`@momentum.validator`) raises ValueError with a message about its key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -33,6 +35,23 @@ class KeyInfo:
     below: float | None = None
     default_text: str = ""
     """What the reference prints as default where the value alone would not tell ("model context")."""
+    locator: bool = False
+    """A `str` that names a file or model: a path, or `scheme:rest`, which stays as it is."""
+    secret: bool = False
+    """The value may hold a credential: it is never written to `resolved.toml` nor shown in a message."""
+
+
+class ConfigTable(Protocol):
+    """A TOML table as the user wrote it, for `Component.check`."""
+
+    name: str
+    """Dotted name, "lora" or "agent.judge"."""
+
+    def where(self, key: str = "") -> str:
+        """`file:line` of a key, or of the table for "" and for a key that is not given."""
+
+    def __contains__(self, key: object) -> bool:
+        """True if the user gave the key; a default does not count."""
 
 
 def key(
@@ -45,6 +64,8 @@ def key(
     above: float | None = None,
     below: float | None = None,
     default_text: str = "",
+    locator: bool = False,
+    secret: bool = False,
     factory: Callable[[], Any] | None = None,
 ) -> Any:
     """Declare one TOML key of an attrs configuration class. Without a default it is required."""
@@ -56,6 +77,8 @@ def key(
         above=above,
         below=below,
         default_text=default_text,
+        locator=locator,
+        secret=secret,
     )
     if factory is not None:
         return attrs.field(factory=factory, metadata={METADATA_KEY: info})

@@ -1,0 +1,1 @@
+"""Devices: array storage and the choice of kernels."""

@@ -11,8 +11,9 @@ from gguf.constants import TokenType
 _MERGES = """
 Ġ t|h e|i n|r e|Ġ a|o n|e r|Ġt he|n d|a t|Ġ s|e n|o r|i s|Ġ w|in g|e s|Ġ c|o u|i t|a n|Ġ o|Ġ p|Ġa nd|e d|Ġ b
 a r|Ġ f|Ġ in|Ġ m|l l|Ġt o|Ġo f|a l|Ġ d|Ġ i|i c|o m|Ġ h|u t|Ġ is|c t|l e|Ġ y|Ġy ou|ou r|Ġy our|v er|Ġ n|o t
-Ġn ot|s t|o w|h at|Ġw hat|e ll|Ġ he|o l|a y|H ell|Hell o|w or|l d|wor ld|Ġ wor|Ġwor ld|u s|er s|a s|Ġ as|s er|us er
-as s|is t|ass ist|an t|assist ant|s y|st e|sy ste|syste m|i on|a m|Ġ 1|Ġ 2|1 0|0 0|Ċ Ċ|. Ċ|Ġ Ġ|ĠĠ ĠĠ
+Ġn ot|s t|o w|h at|Ġw hat|e ll|Ġ he|o l|a y|H ell|Hell o|w or|l d|wor ld|Ġ wor|Ġwor ld|u s|er s|a s|Ġ as
+s er|us er|as s|is t|ass ist|an t|assist ant|s y|st e|sy ste|syste m|i on|a m|Ġ 1|Ġ 2|1 0|0 0
+Ċ Ċ|. Ċ|Ġ Ġ|ĠĠ ĠĠ
 """
 
 # Pieces of the SentencePiece model, best first; each is two earlier pieces or characters put together.
@@ -20,7 +21,7 @@ _PIECES = """
 ▁t he in re ▁a on er ▁the nd at ▁s en or is ▁w ing es ▁c ou it an ▁o ▁p ▁and ed ▁b ar ▁f ▁in ▁m ll
 ▁to ▁of al ▁d ▁i ic om ▁h ut ▁is ct le ▁y ▁you our ver ▁n ot ▁not st ow hat ▁what ell ▁he ol ay Hell
 Hello wor ld world ▁wor ▁world us ers as ser user mo de mode model del sy ste syste system ion am ▁▁
-▁▁▁▁ 10 00
+▁▁▁▁ 10 00 the and ist an ant ass assist assistant ▁user
 """
 
 _BPE_SPECIALS = {

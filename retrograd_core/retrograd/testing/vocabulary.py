@@ -21,7 +21,7 @@ _PIECES = """
 ▁t he in re ▁a on er ▁the nd at ▁s en or is ▁w ing es ▁c ou it an ▁o ▁p ▁and ed ▁b ar ▁f ▁in ▁m ll
 ▁to ▁of al ▁d ▁i ic om ▁h ut ▁is ct le ▁y ▁you our ver ▁n ot ▁not st ow hat ▁what ell ▁he ol ay Hell
 Hello wor ld world ▁wor ▁world us ers as ser user mo de mode model del sy ste syste system ion am ▁▁
-▁▁▁▁ 10 00 the and ist an ant ass assist assistant ▁user
+▁▁▁▁ 10 00 the and ist ant ass assist assistant ▁user
 """
 
 _BPE_SPECIALS = {

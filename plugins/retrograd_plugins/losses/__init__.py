@@ -1,0 +1,1 @@
+"""Losses over the log-probabilities of trained tokens."""

@@ -1,1 +1,48 @@
-"""retrograd: fine-tune GGUF language models on one machine."""
+"""retrograd: fine-tune GGUF language models on one machine.
+
+The names below are loaded when they are first used, so that `import retrograd` is fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from retrograd_plugins.algorithms.sft import SftConfig
+    from retrograd_plugins.trainables.lora import LoraConfig
+
+    from .config import EvaluationConfig, TrainingConfig
+    from .run import RunResult
+    from .trainer import Trainer
+
+_EXPORTS = {
+    "EvaluationConfig": "retrograd.config",
+    "LoraConfig": "retrograd_plugins.trainables.lora",
+    "RunResult": "retrograd.run",
+    "SftConfig": "retrograd_plugins.algorithms.sft",
+    "Trainer": "retrograd.trainer",
+    "TrainingConfig": "retrograd.config",
+}
+"""The facade: the one place in the core that names plugin modules."""
+
+__all__ = [
+    "EvaluationConfig",
+    "LoraConfig",
+    "RunResult",
+    "SftConfig",
+    "Trainer",
+    "TrainingConfig",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _EXPORTS[name]
+    except KeyError:
+        raise AttributeError(f"module 'retrograd' has no attribute {name!r}") from None
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -16,6 +16,9 @@ from .writer import atomic_file
 
 _log = logging.getLogger(__name__)
 
+Identity = list[list[str | int]]
+"""Path, size in bytes, modification time in ns and inode of each file."""
+
 
 def fingerprint(paths: Sequence[Path]) -> str:
     """Hex SHA-256 of the bytes of `paths`, one after another.
@@ -25,7 +28,7 @@ def fingerprint(paths: Sequence[Path]) -> str:
     """
     try:
         stats = [path.stat() for path in paths]
-        identity = [
+        identity: Identity = [
             [str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
             for path, stat in zip(paths, stats, strict=True)
         ]
@@ -43,9 +46,6 @@ def fingerprint(paths: Sequence[Path]) -> str:
     result = digest.hexdigest()
     _write(record, identity, result)
     return result
-
-
-Identity = list[list[str | int]]
 
 
 def _record(identity: Identity) -> Path:

@@ -59,7 +59,7 @@ class BlockFormat:
         """
         packed = np.ascontiguousarray(data)
         if self.name in _PLAIN:
-            return packed.view(_PLAIN[self.name]).astype(np.float32)
+            return np.array(packed.view(_PLAIN[self.name]), dtype=np.float32)
         if self.name in _INTEGER_FORMATS or self.name in _ACTIVATION_FORMATS:
             raise ModelError(f"format {self.name} does not hold weights; it cannot be dequantised")
         try:

@@ -160,6 +160,8 @@ class _Parser:
         if not 0 < dimensions <= _MAX_DIMENSIONS:
             self._fail(f"it has {dimensions} dimensions", f"the file is damaged: {_AGAIN}")
         shape = tuple(self._integer("<Q") for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            self._fail(f"its shape is {shape}", f"the file is damaged: {_AGAIN}")
         type_id = self._integer("<I")
         layout = FORMATS_BY_ID.get(type_id)
         if layout is None:

@@ -42,9 +42,10 @@ class GGUFFile:
         for part in self._parts:
             for tensor in part.tensors:
                 if tensor.name in self._stored:
+                    other = self._stored[tensor.name][0].path.name
                     raise ModelError(
-                        f"{part.path}: tensor {tensor.name} is also in {self._stored[tensor.name][0].path.name};"
-                        " the parts do not belong together: download them again"
+                        f"{part.path}: tensor {tensor.name} is also in {other}; the parts do not belong"
+                        " together: download them again"
                     )
                 self._stored[tensor.name] = (part, tensor)
         self._tensors = MappingProxyType(
@@ -112,15 +113,13 @@ def open_model(path: str | Path) -> GGUFFile:
     """
     file = GGUFFile(Path(path).expanduser())
     kind = file.metadata.get("general.type", "model")
-    if kind != "model":
+    if kind == "adapter":
         raise ModelError(
-            f"{file.path}: general.type is {kind!r}: this is not a model."
-            + (
-                " Give the base model here and the adapter as lora.init_adapter or --adapter"
-                if kind == "adapter"
-                else ""
-            )
+            f"{file.path}: this is an adapter; give its base model here, and the adapter as lora.init_adapter"
+            " or with --adapter"
         )
+    if kind != "model":
+        raise ModelError(f"{file.path}: general.type is {kind!r}; a language model was expected")
     if not file.architecture:
         raise ModelError(f"{file.path}: metadata general.architecture is missing; convert the model again")
     return file
@@ -138,9 +137,8 @@ def _load_parts(path: Path) -> list[ParsedFile]:
             f" NAME-00001-of-{count:05d}.gguf; give the parts their original names, or join them with"
             " `llama-gguf-split --merge`"
         )
-    names = [
-        path.with_name(f"{match['prefix']}-{index + 1:05d}-of-{count:05d}.gguf") for index in range(count)
-    ]
+    prefix = match["prefix"]
+    names = [path.with_name(f"{prefix}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     missing = [name.name for name in names if not name.is_file()]
     if missing:
         raise ModelError(
@@ -149,11 +147,11 @@ def _load_parts(path: Path) -> list[ParsedFile]:
         )
     parts = [opened if name == path else parse_file(name) for name in names]
     for index, part in enumerate(parts):
-        number = part.metadata.get("split.no")
-        if number != index or part.metadata.get("split.count") != count:
+        number, total = part.metadata.get("split.no"), part.metadata.get("split.count")
+        if (number, total) != (index, count):
             raise ModelError(
-                f"{part.path}: it calls itself part {number} of {part.metadata.get('split.count')} (counted from"
-                f" 0), its name says {index} of {count}; give the parts their original names"
+                f"{part.path}: by its metadata it is part {number} of {total}, by its name {index} of {count}"
+                " (counted from 0); give the parts their original names"
             )
     announced = parts[0].metadata.get("split.tensors.count")
     found = sum(len(part.tensors) for part in parts)

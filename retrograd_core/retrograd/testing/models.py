@@ -170,7 +170,7 @@ def _tensors(
             block += [
                 (f"{name}.weight", (width,), 0.0, _norm) for name in ("post_attention_norm", "post_ffw_norm")
             ]
-        out += [(f"blk.{index}.{name}", *rest) for name, *rest in block]
+        out += [(f"blk.{index}.{name}", shape, scale, start) for name, shape, scale, start in block]
     return out
 
 

@@ -44,8 +44,9 @@ class KeyInfo:
 class ConfigTable(Protocol):
     """A TOML table as the user wrote it, for `Component.check`."""
 
-    name: str
-    """Dotted name, "lora" or "agent.judge"."""
+    @property
+    def name(self) -> str:
+        """Dotted name, "lora" or "agent.judge"."""
 
     def where(self, key: str = "") -> str:
         """`file:line` of a key, or of the table for "" and for a key that is not given."""

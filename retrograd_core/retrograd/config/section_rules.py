@@ -1,0 +1,107 @@
+"""Rules about whole sections: which of them a run reads, and what a stray one was meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from retrograd_hookspecs import Problem
+
+from .document import join_key
+from .keys import keys_of
+from .messages import did_you_mean, listing, nearest, quote
+from .run_config import SharedSections, component_paths
+from .scanner import KeyPath
+from .sections import KNOWN_ALGORITHM_SECTIONS, NAMED_TABLES, SHARED_SECTIONS
+from .shape import RunShape
+
+
+def shared_sections_apply(shared: SharedSections, shape: RunShape) -> Iterator[Problem]:
+    """`[evaluation]`, `[observe]` and `[reference]` only with an algorithm that reads them."""
+    for section in ("evaluation", "observe", "reference"):
+        if shared.given(section) and shape.algorithm and section not in shape.applies:
+            yield _section_problem(
+                shared,
+                (section,),
+                f"this section does not apply: the algorithm {quote(shape.algorithm)}"
+                f"{shared.places('run.algorithm')} does not read it",
+                "remove it",
+            )
+
+
+def component_sections_apply(shared: SharedSections, shape: RunShape) -> Iterator[Problem]:
+    """Every section of a component is one that this run reads; what it requires is there."""
+    for path in component_paths(shared.document):
+        if join_key(path) not in shape.sections:
+            yield from _stray(shared, shape, path)
+    for name in sorted(shape.required):
+        if not shared.given(name):
+            yield _section_problem(
+                shared,
+                (name,),
+                f"this section is missing: {shape.sections[name]}",
+                f"an empty [{name}] takes the defaults",
+            )
+
+
+def _stray(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[Problem]:
+    name = str(path[0])
+    if name in NAMED_TABLES:
+        yield _stray_named_table(shared, shape, path)
+    elif name in KNOWN_ALGORITHM_SECTIONS:
+        if shape.algorithm:
+            yield _section_problem(
+                shared,
+                path,
+                f"this section does not apply: it is read if run.algorithm is"
+                f" {quote(KNOWN_ALGORITHM_SECTIONS[name])}, not"
+                f" {quote(shape.algorithm)}{shared.places('run.algorithm')}",
+                "a run has exactly one algorithm section",
+            )
+    elif name in ("lora", "trainable"):
+        if shape.trainable:
+            yield _section_problem(
+                shared,
+                path,
+                "this section does not apply with training.trainable ="
+                f" {quote(shape.trainable)}{shared.places('training.trainable')}",
+                "remove it",
+            )
+    elif isinstance(shared.document.value(path), Mapping | list):
+        known = [*SHARED_SECTIONS, *sorted(shape.sections), *NAMED_TABLES]
+        # Without its algorithm a run's sections are not known: then only a misspelt name is one.
+        if shape.algorithm or nearest(name, known):
+            hint = did_you_mean(name, known) or listing(known, what="sections of this run")
+            yield _section_problem(shared, path, "unknown section: nothing in this run reads it", hint)
+    else:
+        owners = [s for s, cls in SHARED_SECTIONS.items() if name in {key.name for key in keys_of(cls)}]
+        hint = f"did you mean {owners[0]}.{name}?" if owners else "keys belong below a [section]"
+        yield _problem(shared, path, join_key(path), "unknown key outside any section", hint)
+
+
+def _stray_named_table(shared: SharedSections, shape: RunShape, path: KeyPath) -> Problem:
+    table = str(path[0])
+    named = NAMED_TABLES[table]
+    chosen = [name.partition(".")[2] for name in shape.sections if name.startswith(f"{table}.")]
+    if len(path) < 2 or not isinstance(shared.document.value(path), Mapping):
+        return _problem(
+            shared,
+            path,
+            join_key(path),
+            f"expected a table [{table}.NAME] with the options of one {named.singular}",
+            f"did you mean [{table}.{chosen[0] if chosen else 'NAME'}]?",
+        )
+    used = " and ".join(quote(name) for name in chosen) or f"no {named.singular} with options"
+    return _section_problem(
+        shared,
+        path,
+        f"this section does not apply: {named.selector} selects {used}",
+        did_you_mean(str(path[1]), chosen) or "remove it",
+    )
+
+
+def _section_problem(shared: SharedSections, path: KeyPath, message: str, hint: str) -> Problem:
+    return _problem(shared, path, f"[{join_key(path)}]", message, hint)
+
+
+def _problem(shared: SharedSections, path: KeyPath, key: str, message: str, hint: str) -> Problem:
+    return Problem(where=shared.document.origin(path).where, key=key, message=message, hint=hint)

@@ -1,0 +1,101 @@
+"""What the components of a run declare about its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from retrograd_hookspecs import Component, Problem
+
+from .document import Document
+from .keys import keys_of
+from .messages import quote
+from .run_config import RunConfig
+from .sections import NAMED_TABLES
+from .structure import Structured, read_table
+
+
+@attrs.frozen(kw_only=True)
+class RunShape:
+    """What rules need to know about the selected components. `of` makes it from them."""
+
+    algorithm: str = ""
+    """Name of the algorithm; "" while it is not known, for then no section can be called stray."""
+    trainable: str = ""
+    sections: Mapping[str, str] = attrs.field(factory=dict)
+    """Component tables that apply, each with what selects it: `{"sft": 'run.algorithm is "sft"'}`."""
+    required: frozenset[str] = frozenset()
+    """Those of them that the file must hold although all their keys have defaults."""
+    applies: frozenset[str] = frozenset()
+    """Shared sections out of "evaluation", "observe", "reference" that the algorithm reads."""
+    reads: frozenset[str] = frozenset()
+    """Conditional shared keys that some component reads; see `rules.CONDITIONAL_KEYS`."""
+    fixed_accumulation: bool = False
+
+    @classmethod
+    def of(cls, components: Iterable[tuple[str, Component[Any, Any]]]) -> RunShape:
+        """The shape of a run made of `(kind, component)` pairs."""
+        names: dict[str, str] = {}
+        sections: dict[str, str] = {}
+        required: set[str] = set()
+        applies: set[str] = set()
+        reads: set[str] = set()
+        fixed = False
+        for kind, component in components:
+            names[kind] = component.name
+            reads.update(component.reads)
+            if kind == "algorithms":
+                applies.update(component.applies)
+                fixed = component.fixed_accumulation
+            table = table_name(kind, component)
+            if table is None:
+                continue
+            sections[table] = _selection(kind, component.name)
+            if kind in _SECTION_KINDS and not any(key.required for key in keys_of(component.config)):
+                required.add(table)
+        return cls(
+            algorithm=names.get("algorithms", ""),
+            trainable=names.get("trainables", ""),
+            sections=sections,
+            required=frozenset(required),
+            applies=frozenset(applies),
+            reads=frozenset(reads),
+            fixed_accumulation=fixed,
+        )
+
+
+def table_name(kind: str, component: Component[Any, Any]) -> str | None:
+    """The TOML table with a component's keys, "sft" or "optimizer.muon"; None if it has none."""
+    if kind in _SECTION_KINDS:
+        return (component.section or component.name) if keys_of(component.config) else None
+    for table, named in NAMED_TABLES.items():
+        if kind == named.kind:
+            return f"{table}.{component.name}"
+    return None
+
+
+def read_component(kind: str, component: Component[Any, Any], document: Document) -> Structured[Any]:
+    """The table of a component, read with its class; one without a table has its defaults."""
+    name = table_name(kind, component)
+    if name is None:
+        return Structured(value=component.config(), keys={}, problems=())
+    return read_table(component.config, document.table(name))
+
+
+def check_component(kind: str, component: Component[Any, Any], config: Any, run: RunConfig) -> list[Problem]:
+    """What the component itself finds wrong across keys."""
+    if component.check is None:
+        return []
+    return list(component.check(config, run.table(table_name(kind, component) or ""), run))
+
+
+_SECTION_KINDS = {"algorithms": "run.algorithm", "trainables": "training.trainable"}
+
+
+def _selection(kind: str, name: str) -> str:
+    selector = _SECTION_KINDS.get(kind)
+    if selector is None:
+        selector = next(named.selector for named in NAMED_TABLES.values() if named.kind == kind)
+    return f"{selector} is {quote(name)}"

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,6 +111,8 @@ class GGUFOutput:
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> GGUFOutput:
+        needed = len(self._header) + sum(plan.bytes + self._alignment for plan in self._plans)
+        _require_space(self.path, needed)
         self._file = self._stack.enter_context(atomic_file(self.path))
         try:
             self._write(self._header)
@@ -201,6 +204,17 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def _require_space(path: Path, needed: int) -> None:
+    # Told before the work rather than after it; another process may still fill the disk meanwhile.
+    existing = next((parent for parent in path.absolute().parents if parent.is_dir()), None)
+    free = shutil.disk_usage(existing).free if existing else needed
+    if free < needed:
+        raise ModelError(
+            f"{path}: the file takes {needed / 1e6:.1f} MB, but only {free / 1e6:.1f} MB are free there;"
+            " free some space or write to another disk"
+        )
 
 
 def sync_directory(directory: Path) -> None:

@@ -20,6 +20,10 @@ class NoConfig:
     """Configuration of a component that reads no keys."""
 
 
+def _no_build(kind: str, name: str, **keys: Any) -> Any:
+    raise LookupError(f"{kind}.{name}: this context builds no further components")
+
+
 @attrs.frozen(kw_only=True)
 class BuildContext:
     """What `Component.build` may use.
@@ -33,8 +37,9 @@ class BuildContext:
     base_dir: Path
     """Directory of the TOML file; relative paths resolve against it."""
     services: Mapping[str, Any] = attrs.field(factory=dict)
-    build: Callable[[str, str], Any] | None = None
-    """`build(kind, name)`: build another component of this run, for components made of components."""
+    build: Callable[..., Any] = _no_build
+    """`build(kind, name, **keys)`: build another component of this run, for components made of
+    components. `keys` are configuration values instead of the component's own table."""
 
     def service(self, name: str) -> Any:
         """The service `name`; KeyError with the mend if the component did not declare it."""
@@ -67,6 +72,8 @@ class Component(Generic[C, P]):
     """Optional extra that `build` imports from, as `NAME` of `pip install 'retrograd[NAME]'`."""
     section: str = ""
     """Top-level TOML table with the keys of an algorithm or trainable, where it is not `name`."""
+    selects: Mapping[str, str] = attrs.field(factory=dict)
+    """Keys of this component's table that name another component: key -> kind, `{"loss": "losses"}`."""
     applies: tuple[str, ...] = ()
     """Optional shared sections that apply to an algorithm: "evaluation", "observe", "reference"."""
     reads: tuple[str, ...] = ()

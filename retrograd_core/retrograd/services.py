@@ -18,6 +18,10 @@ class Services:
         self._built: dict[str, Any] = {}
         self._building: list[str] = []
 
+    def extend(self, factories: Mapping[str, Factory]) -> None:
+        """Add factories."""
+        self._factories.update(factories)
+
     def get(self, name: str) -> Any:
         """The part `name`. Raises `PluginError` for an unknown name or a cycle of needs."""
         if name in self._built:

@@ -1,0 +1,32 @@
+"""`retrograd config-schema`: the JSON Schema of run files, installed plugins included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from retrograd_hookspecs import Component, NoConfig, hookimpl
+
+
+@click.command(name="config-schema", help="Print the JSON Schema of run files, for editors.")
+def config_schema() -> None:
+    """Write the schema to stdout; all installed plugins' keys are in it."""
+    import json
+
+    from retrograd.schema import installed_schema
+
+    click.echo(json.dumps(installed_schema(), indent=2, ensure_ascii=False))
+
+
+@hookimpl
+def retrograd_commands() -> list[Component[NoConfig, Any]]:
+    """`config-schema`."""
+    return [
+        Component(
+            name="config_schema",
+            config=NoConfig,
+            build=lambda config, context: config_schema,
+            summary="Print the JSON Schema of run files.",
+        )
+    ]

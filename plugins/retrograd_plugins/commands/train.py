@@ -1,0 +1,57 @@
+"""`retrograd train`: run the algorithm of a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from retrograd.cli.options import config_argument, model_options, set_option
+from retrograd_hookspecs import Component, NoConfig, hookimpl
+
+
+@click.command(name="train", help="Train as CONFIG says, and write the result.")
+@config_argument
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="",
+    metavar="[CHECKPOINT]",
+    help="Go on from a .state directory; without a value from the newest step, else the best.",
+)
+@model_options
+@set_option
+def train(
+    config: Path, resume: str | None, model: str | None, device: str | None, overrides: tuple[str, ...]
+) -> int:
+    """Assemble, audit, train; exit code 0 on success, 1 if the run was interrupted."""
+    import sys
+
+    from retrograd.cli.document import open_document
+    from retrograd.progress import terminal_reporter
+    from retrograd.session import start_run
+
+    document = open_document(config, model=model, device=device, overrides=overrides)
+    reporter = terminal_reporter(sys.stderr)
+    run, checkpoint = start_run(document, reporter, resume=resume)
+    result = run.execute(checkpoint)
+    for line in result.summary():
+        click.echo(line)
+    if result.outcome == "interrupted":
+        click.echo(f"go on with: retrograd train {config} --resume {result.checkpoint}", err=True)
+        return 1
+    return 0
+
+
+@hookimpl
+def retrograd_commands() -> list[Component[NoConfig, Any]]:
+    """`train`."""
+    return [
+        Component(
+            name="train",
+            config=NoConfig,
+            build=lambda config, context: train,
+            summary="Train as a TOML file says.",
+        )
+    ]

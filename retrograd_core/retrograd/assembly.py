@@ -1,0 +1,219 @@
+"""From a configuration to the parts of a run: `assemble(document)`.
+
+1. Structure the shared sections strictly. 2. Find the plugins that the file names and load only those.
+3. Structure each component's table with its own class. 4. Report every problem together. 5. Build the
+parts, in the order of their declared needs, when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+
+from retrograd_hookspecs import BuildContext, Component, ConfigError, PluginError, Problem
+
+from .config import Document, RawTable, RunConfig, structure
+from .config.report import raise_problems
+from .config.rules import check_component, check_rules
+from .config.run_config import SharedSections, UnknownValue, read_shared
+from .config.shape import RunShape, table_name
+from .plugins import Catalogue, PluginSession, Registered
+from .plugins.session import check_requirements
+from .services import Services
+
+PLUGIN_TABLE_KINDS = ("hooks", "backends")
+"""Kinds whose components have their keys in `[plugin.NAME]`."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Chosen:
+    """A component of this run with its structured configuration."""
+
+    registered: Registered
+    config: Any
+    table: RawTable
+
+    @property
+    def component(self) -> Component[Any, Any]:
+        return self.registered.component
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Assembly:
+    """A checked configuration, its plugins, and the parts that are built from them on demand."""
+
+    config: RunConfig
+    document: Document
+    session: PluginSession
+    chosen: Mapping[tuple[str, str], Chosen]
+    services: Services
+
+    def one(self, kind: str) -> Chosen:
+        """The only chosen component of a kind (algorithm, optimizer, trainable, …)."""
+        [found] = [chosen for (chosen_kind, _), chosen in self.chosen.items() if chosen_kind == kind]
+        return found
+
+    def build(self, kind: str, name: str, **keys: Any) -> Any:
+        """Build a component: from its own table, or from `keys` if given."""
+        chosen = self.chosen.get((kind, name))
+        if chosen is not None and not keys:
+            return build_component(self, chosen.component, chosen.config)
+        component = self.session.component(kind, name).component
+        return build_component(self, component, component.config(**keys))
+
+
+def build_component(assembly: Assembly, component: Component[Any, Any], config: Any) -> Any:
+    """Call `Component.build` with the services it needs."""
+    context = BuildContext(
+        config=assembly.config,
+        base_dir=assembly.config.base_dir,
+        services=assembly.services.select(component.needs),
+        build=assembly.build,
+    )
+    return component.build(config, context)
+
+
+def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
+    """Check a whole configuration and prepare its parts; nothing heavy is loaded yet.
+
+    Without `algorithm` only what loads a model and an adapter is chosen: for commands that train nothing.
+
+    Raises:
+        ConfigError: anything is wrong, with every problem found.
+    """
+    shared = read_shared(document)
+    problems: list[Problem] = []
+    session = PluginSession(_catalogue(shared, problems))
+    for path in _value(shared, "plugins.load", ()):
+        where = document.where("plugins.load")
+        _collect(problems, where, "plugins.load", partial(session.load_file, path))
+    chosen = _Chooser(shared, session, problems).choose(algorithm)
+    shape = RunShape.of(
+        ("hooks" if kind == "backends" else kind, item.component) for (kind, _), item in chosen.items()
+    )
+    problems += check_rules(shared, shape)
+    if not shared.problems:
+        config = shared.config(fixed_accumulation=shape.fixed_accumulation)
+        for item in chosen.values():
+            if item.config is not None:
+                problems += check_component(item.component, item.config, item.table, config)
+    config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
+    session.hook.retrograd_configure(config=config)
+    return _parts(document, config, session, chosen)
+
+
+def _parts(
+    document: Document,
+    config: RunConfig,
+    session: PluginSession,
+    chosen: Mapping[tuple[str, str], Chosen],
+) -> Assembly:
+    from .parts import factories
+
+    services = Services({})
+    assembly = Assembly(config=config, document=document, session=session, chosen=chosen, services=services)
+    services.extend(factories(assembly))
+    for (kind, name), item in chosen.items():
+        if kind == "hooks":
+            built = build_component(assembly, item.component, item.config)
+            if built is not None:
+                session.register(built, f"{item.registered.distribution}:{name}", item.registered.version)
+    return assembly
+
+
+def _catalogue(shared: SharedSections, problems: list[Problem]) -> Catalogue:
+    where = shared.where
+    for message in check_requirements(_value(shared, "plugins.require", ())):
+        problems.append(Problem(where=where("plugins.require"), key="plugins.require", message=message))
+    disable = _value(shared, "plugins.disable", ())
+    found = _collect(
+        problems, where("plugins.disable"), "plugins.disable", partial(Catalogue.installed, disable)
+    )
+    return found or Catalogue.installed()
+
+
+def _value(shared: SharedSections, key: str, default: Any) -> Any:
+    try:
+        return shared.value(key)
+    except UnknownValue:
+        return default
+
+
+def _collect(problems: list[Problem], where: str, key: str, action: Callable[[], Any]) -> Any:
+    """Run an action; a `PluginError` becomes a problem and gives None."""
+    try:
+        return action()
+    except PluginError as error:
+        problems.append(Problem(where=where, key=key, message=str(error)))
+        return None
+
+
+class _Chooser:
+    """Finds every component that a document names and structures its table."""
+
+    def __init__(self, shared: SharedSections, session: PluginSession, problems: list[Problem]) -> None:
+        self._shared = shared
+        self._document = shared.document
+        self._session = session
+        self._problems = problems
+        self._chosen: dict[tuple[str, str], Chosen] = {}
+
+    def choose(self, algorithm: bool) -> Mapping[tuple[str, str], Chosen]:
+        if algorithm:
+            found = self._named("algorithms", "run.algorithm")
+            if found is not None:
+                self._selected(found)
+            self._named("schedules", "training.lr_scheduler")
+            self._named("optimizers", "training.optimizer")
+            self._sinks()
+        self._named("trainables", "training.trainable")
+        device = _value(self._shared, "model.device", "auto")
+        if device not in ("auto", "gpu"):
+            self.component("backends", device, "model.device")
+        self._plugin_tables()
+        return self._chosen
+
+    def component(self, kind: str, name: str, key: str) -> Chosen | None:
+        """Look a name up and structure its table; problems are collected."""
+        find = partial(self._session.component, kind, name)
+        registered = _collect(self._problems, self._document.where(key), key, find)
+        if registered is None:
+            return None
+        component = registered.component
+        path = f"plugin.{name}" if kind in PLUGIN_TABLE_KINDS else table_name(kind, component) or name
+        table = self._document.table(path)
+        config, problems = structure(component.config, table)
+        if not (problems and not table.given):  # a missing section is a rule's business
+            self._problems += problems
+        elif kind not in ("algorithms", "trainables"):
+            self._problems += problems
+        found = Chosen(registered=registered, config=config, table=table)
+        self._chosen[kind, name] = found
+        return found
+
+    def _named(self, kind: str, key: str) -> Chosen | None:
+        name = _value(self._shared, key, "")
+        return self.component(kind, name, key) if name else None
+
+    def _selected(self, found: Chosen) -> None:
+        for key, kind in found.component.selects.items():
+            name = getattr(found.config, key, None)
+            if isinstance(name, str):
+                self.component(kind, name, f"{found.table.name}.{key}")
+
+    def _sinks(self) -> None:
+        for name in _value(self._shared, "metrics.sinks", ()):
+            self.component("sinks", name, "metrics.sinks")
+        for name, key in (("tensorboard", "tensorboard_dir"), ("wandb", "wandb_export_dir")):
+            if _value(self._shared, f"metrics.{key}", None) is not None:
+                self.component("sinks", name, f"metrics.{key}")
+
+    def _plugin_tables(self) -> None:
+        for name in self._document.table("plugin").values:
+            if ("backends", name) in self._chosen:
+                continue
+            kind = "backends" if self._session.has("backends", name) else "hooks"
+            self.component(kind, name, f"plugin.{name}")

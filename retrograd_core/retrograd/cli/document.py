@@ -1,0 +1,40 @@
+"""From a command line to a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from retrograd.config import Document
+
+
+def open_document(
+    config: Path,
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Document:
+    """Read the file and lay `--model`, `--device` and `--set` over it, the later over the earlier."""
+    from retrograd.config import load_document
+
+    document = load_document(config)
+    if model is not None:
+        document = document.with_value("model.path", model, where="--model")
+    if device is not None:
+        document = document.with_value("model.device", device, where="--device")
+    for assignment in overrides:
+        document = document.with_set(assignment)
+    return document
+
+
+def model_document(model: str, *, device: str | None = None) -> Document:
+    """A configuration for commands that need a model and nothing else."""
+    from retrograd.config import Document
+
+    values: dict[str, dict[str, str]] = {"model": {"path": model}}
+    if device is not None:
+        values["model"]["device"] = device
+    return Document.from_values(values, name="command line")

@@ -1,0 +1,159 @@
+"""How each part of a run is built: the services that components name in `needs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retrograd_hookspecs import ConfigError, KernelImpl, ModelError, PluginError, Problem
+
+from .kernel_table import FrozenKernelTable
+from .services import Factory, Services
+
+if TYPE_CHECKING:
+    from .assembly import Assembly
+
+
+def factories(assembly: Assembly) -> Mapping[str, Factory]:
+    """Every part by name; each is built at most once, when it is first needed."""
+    parts = _Parts(assembly)
+    return {
+        "model_path": parts.model_path,
+        "model_file": parts.model_file,
+        "backend": parts.backend,
+        "kernels": parts.kernels,
+        "architecture": parts.architecture,
+        "tokenizer": parts.tokenizer,
+        "template": parts.template,
+        "chat_format": parts.chat_format,
+        "model": parts.model,
+        "trainable": lambda _: parts.chosen("trainables"),
+        "engine": parts.engine,
+        "optimizer": lambda _: parts.chosen("optimizers"),
+        "schedule": lambda _: parts.chosen("schedules"),
+        "sampler": lambda _: assembly.build("samplers", "default"),
+        "algorithm": lambda _: parts.chosen("algorithms"),
+    }
+
+
+class _Parts:
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._config = assembly.config
+        self._session = assembly.session
+
+    def chosen(self, kind: str) -> Any:
+        item = self._assembly.one(kind)
+        return self._assembly.build(kind, item.component.name)
+
+    def model_path(self, services: Services) -> Path:
+        locator = self._config.model.path
+        if not locator:
+            raise ConfigError(
+                [
+                    Problem(
+                        where=self._assembly.document.where("model"),
+                        key="model.path",
+                        message="no model is given",
+                        hint="set [model].path or use --model",
+                    )
+                ]
+            )
+        return resolve_model(self._assembly, locator)
+
+    def model_file(self, services: Services) -> Any:
+        from .gguf import open_model
+
+        return open_model(services.get("model_path"))
+
+    def backend(self, services: Services) -> Any:
+        device = self._config.model.device
+        available = sorted(self._session.catalogue.names("backends"))
+        name = self._session.hook.retrograd_select_backend(device=device, available=available)
+        name = name or _backend_for(device, available)
+        return self._assembly.build("backends", name)
+
+    def kernels(self, services: Services) -> FrozenKernelTable:
+        backend = services.get("backend")
+        impls: list[KernelImpl] = []
+        for registered in self._session.components("kernels", prefix=f"{backend.name}."):
+            impls += self._assembly.build("kernels", registered.component.name)
+        hook = self._session.hook
+
+        def select(op: str, format: str, candidates: Sequence[KernelImpl]) -> KernelImpl | None:
+            chosen: KernelImpl | None = hook.retrograd_select_kernel(
+                op=op, format=format, candidates=candidates
+            )
+            return chosen
+
+        return FrozenKernelTable(impls, backend.device, select)
+
+    def architecture(self, services: Services) -> Any:
+        """The `ArchitectureSpec` of the model."""
+        file = services.get("model_file")
+        try:
+            registered = self._session.component("architectures", file.architecture)
+        except PluginError as error:
+            raise ModelError(f"{file.path}: architecture {file.architecture!r}: {error}") from error
+        return self._assembly.build("architectures", registered.component.name).describe(file)
+
+    def tokenizer(self, services: Services) -> Any:
+        file = services.get("model_file")
+        name = self._session.hook.retrograd_select_tokenizer(metadata=file.metadata)
+        name = name or file.metadata.get("tokenizer.ggml.model", "")
+        if not self._session.has("tokenizers", name):
+            raise ModelError(
+                f"{file.path}: tokenizer.ggml.model is {name!r}: {self._session.catalogue.unknown('tokenizers', name)}"
+            )
+        return self._assembly.build("tokenizers", name)
+
+    def template(self, services: Services) -> Any:
+        from .chat_template import JinjaChatTemplate
+
+        return JinjaChatTemplate.from_model(services.get("model_file").metadata, services.get("tokenizer"))
+
+    def chat_format(self, services: Services) -> Any:
+        template = services.get("template")
+        name = self._session.hook.retrograd_select_chat_format(template=template.source)
+        if name:
+            return self._assembly.build("chat_formats", name)
+        return first_match(
+            [self._assembly.build("chat_formats", r.component.name) for r in self._session.components("chat_formats")],
+            template.source,
+            services.get("model_file").metadata,
+        )
+
+    def model(self, services: Services) -> Any:
+        raise NotImplementedError
+
+    def engine(self, services: Services) -> Any:
+        raise NotImplementedError
+
+
+def resolve_model(assembly: Assembly, locator: str) -> Path:
+    """A path as it is; `scheme:rest` through the model source of that scheme."""
+    scheme, separator, _ = locator.partition(":")
+    if separator and len(scheme) > 1 and assembly.session.has("model_sources", scheme):
+        resolved: Path = assembly.build("model_sources", scheme).resolve(locator)
+        return resolved
+    return Path(locator).expanduser()
+
+
+def first_match(formats: Sequence[Any], template: str, metadata: Mapping[str, Any]) -> Any:
+    """The first chat format that matches; the formats' own `priority` is their name's order."""
+    vocabulary = {text: index for index, text in enumerate(metadata.get("tokenizer.ggml.tokens", ()))}
+    return next(f for f in formats if f.matches(template, vocabulary))
+
+
+def _backend_for(device: str, available: Sequence[str]) -> str:
+    if device == "gpu" or device == "auto":
+        for name in available:
+            if name == "cuda":
+                return name
+        if device == "gpu":
+            raise PluginError(
+                "model.device is 'gpu', but no GPU backend is installed; use \"cpu\" or \"auto\""
+            )
+        return "cpu"
+    return device

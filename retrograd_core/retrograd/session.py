@@ -1,0 +1,170 @@
+"""Starting a run: everything between a configuration and the first step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrograd_hookspecs import CheckpointError, TrainingError, UpdateRule
+
+from .assembly import Assembly, assemble
+from .checkpoint import CheckpointStore
+from .config import Document
+from .metrics import JsonlMetrics, SinkSet
+from .progress import Reporter
+from .run import Run
+from .update import Updater
+
+_PROBE_TOKENS = 16
+
+
+def start_run(document: Document, reporter: Reporter, *, resume: str | None = None) -> tuple[Run, Path | None]:
+    """Assemble, load, audit; returns the run and the checkpoint to go on from, if any.
+
+    `resume`: a `.state` directory, or "" for the newest of `[checkpoint].directory`.
+    """
+    assembly = assemble(document, resume=resume is not None)
+    checkpoint = find_checkpoint(assembly, resume)
+    run = make_run(assembly, reporter)
+    return run, checkpoint
+
+
+def make_run(assembly: Assembly, reporter: Reporter) -> Run:
+    """The run of an assembly: loads the model, reads the data, prints what was found."""
+    config, services = assembly.config, assembly.services
+    output = Path(config.output.path)
+    _check_writable(output)
+    with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
+        services.get("engine")
+    sinks: dict[str, Any] = {"metrics.jsonl": JsonlMetrics(output.with_suffix(".metrics.jsonl"))}
+    for (kind, name), chosen in assembly.chosen.items():
+        if kind == "sinks":
+            sinks[name] = assembly.build(kind, chosen.component.name)
+    trainable = services.get("trainable")
+
+    def update(total_steps: int | None) -> UpdateRule:
+        services.provide("total_steps", total_steps)
+        return Updater(
+            trainable=trainable,
+            optimizer=services.get("optimizer"),
+            schedule=services.get("schedule"),
+            kernels=services.get("kernels"),
+            max_grad_norm=config.training.max_grad_norm,
+        )
+
+    run = Run(
+        config=config,
+        session=assembly.session,
+        algorithm=services.get("algorithm"),
+        trainable=trainable,
+        update=update,
+        optimizer=services.get("optimizer"),
+        sinks=SinkSet(sinks, reporter.message),
+        reporter=reporter,
+        signature=signature(assembly),
+        verify_output=lambda path: verify_output(assembly, path),
+    )
+    reporter.message(f"{trainable.summary()}")
+    for finding in run.prepare():
+        if finding.level != "ok":
+            reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
+    assembly.session.freeze()
+    return run
+
+
+def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
+    """The checkpoint that `--resume` or `checkpoint.resume_from` names."""
+    settings = assembly.config.checkpoint
+    if resume is None:
+        return Path(settings.resume_from) if settings is not None and settings.resume_from else None
+    if resume:
+        path = Path(resume)
+        if not path.is_dir():
+            raise CheckpointError(f"--resume {path}: there is no such checkpoint directory")
+        return path
+    output = Path(assembly.config.output.path)
+    directory = settings.directory if settings else output.with_name(output.stem + ".checkpoints")
+    newest = CheckpointStore(Path(directory)).newest()
+    if newest is None:
+        raise CheckpointError(f"--resume: {directory} holds no checkpoint; leave --resume out to start anew")
+    return newest
+
+
+def signature(assembly: Assembly) -> dict[str, Any]:
+    """What must be equal for a checkpoint to continue this run."""
+    ignored = {"run.verbose", "output.path", "model.path"}
+    tables = {
+        name: values
+        for name, values in assembly.tables().items()
+        if name not in ("checkpoint", "metrics", "sink", "plugins", "evaluation", "observe", "output")
+    }
+    settings = {
+        f"{name}.{key}": value
+        for name, values in tables.items()
+        for key, value in values.items()
+        if f"{name}.{key}" not in ignored
+    }
+    return {"model": assembly.services.get("model_file").fingerprint(), "settings": settings}
+
+
+def verify_output(assembly: Assembly, path: Path) -> str:
+    """Read the written file back and compare its logits with the trainer's.
+
+    The file holds exactly the weights that the forward pass used, so any difference is an error.
+    """
+    engine, trainable = assembly.services.get("engine"), assembly.services.get("trainable")
+    vocabulary = assembly.services.get("architecture").vocabulary_size
+    tokens = np.random.default_rng(0).integers(0, vocabulary, _PROBE_TOKENS).astype(np.int32)
+    before = np.array(engine.logits(tokens), copy=True)
+    masters = [parameter.value.copy() for parameter in trainable.parameters]
+    try:
+        trainable.load(path)
+        after = np.array(engine.logits(tokens), copy=True)
+    finally:
+        for parameter, master in zip(trainable.parameters, masters, strict=True):
+            parameter.value[...] = master
+        trainable.refresh()
+    gap = float(np.abs(after - before).max())
+    if not gap == 0.0:
+        raise TrainingError(
+            f"{path}: read back, the adapter gives logits that differ from the trainer's by {gap:.3g};"
+            " the file is not what was trained"
+        )
+    return f"wrote {path}: read back, its logits equal the trainer's"
+
+
+@contextmanager
+def slow_message(reporter: Reporter, text: str, after: float = 1.5) -> Iterator[None]:
+    """Say `text` if the block takes longer than `after` seconds, and how long it took in the end."""
+    started = time.monotonic()
+    timer = threading.Timer(after, reporter.message, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    elapsed = time.monotonic() - started
+    if elapsed >= after:
+        reporter.message(f"ready after {elapsed:.1f} s")
+
+
+def _check_writable(output: Path) -> None:
+    """Refuse before training what would fail after it."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise TrainingError(f"output.path {output} is a directory; give the name of a file")
+        probe = output.with_name(f".{output.name}.probe")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise TrainingError(f"output.path {output} cannot be written: {error.strerror}") from error
+
+

@@ -39,7 +39,8 @@ def main() -> None:
             table.add(name if "." not in name else tomlkit.key([name]), module)
         groups.add(tomlkit.key([group]), table)
     project["entry-points"] = groups  # type: ignore[index]
-    path.write_text(tomlkit.dumps(document))
+    text = tomlkit.dumps(document).replace("[tool.hatch.build", "\n[tool.hatch.build", 1)
+    path.write_text(text.replace("\n\n\n", "\n\n"))
 
 
 if __name__ == "__main__":

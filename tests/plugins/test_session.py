@@ -67,7 +67,9 @@ def test_unknown_name_lists_what_is_installed_and_the_pip_line(session: Make) ->
         ("optimizers", "adamw", ["offered by retrograd 0", "retrograd-broken 0.0.1", "disable"]),
     ],
 )
-def test_a_broken_plugin_is_named(broken: None, session: Make, kind: str, name: str, words: list[str]) -> None:
+def test_a_broken_plugin_is_named(
+    broken: None, session: Make, kind: str, name: str, words: list[str]
+) -> None:
     with pytest.raises(PluginError) as caught:
         session().component(kind, name)
     for word in ["retrograd", *words]:

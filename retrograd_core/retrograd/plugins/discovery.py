@@ -64,7 +64,8 @@ class Catalogue:
     @classmethod
     def of(cls, found: Iterable[PluginEntry], disable: Iterable[str] = ()) -> Catalogue:
         """A catalogue of the given entries; see `installed`."""
-        entries = sorted(set(found))
+        # Built-in entries come first, so that advice names the third party's.
+        entries = sorted(set(found), key=lambda e: (e.kind, e.name, e.distribution != "retrograd", e))
         for name in disable:
             kept = [
                 entry for entry in entries if _normalise(name) != entry.distribution and name != entry.label

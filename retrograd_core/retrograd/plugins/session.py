@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from retrograd_hookspecs import (
 from .discovery import Catalogue, PluginEntry
 
 _LOCAL = "local file"
+_SPECIFICATIONS = (RegistrationHooks, LifecycleHooks, SelectionHooks)
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +52,7 @@ class PluginSession:
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._manager = pluggy.PluginManager(PROJECT)
-        for specification in (RegistrationHooks, LifecycleHooks, SelectionHooks):
+        for specification in _SPECIFICATIONS:
             self._manager.add_hookspecs(specification)
         self._components: dict[tuple[str, str], Registered] = {}
         self._modules: set[str] = set()
@@ -119,7 +121,7 @@ class PluginSession:
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            raise PluginError(f"{name} {version}: {error}{self._nearest_hook(str(error))}") from error
+            raise PluginError(f"{name} {version}: {error}{_nearest_hook(str(error))}") from error
         for kind in KINDS.values():
             caller = getattr(self._manager.hook, kind.hook)
             for implementation in caller.get_hookimpls():
@@ -188,17 +190,18 @@ class PluginSession:
             if not present:
                 extra = f"'retrograd[{component.extra}]'" if component.extra else module
                 raise PluginError(
-                    f"{component.name!r} needs the package {module!r}, which is not installed:"
+                    f"{name}: {component.name!r} needs the package {module!r}, which is not installed:"
                     f" `pip install {extra}`"
                 )
 
-    def _nearest_hook(self, message: str) -> str:
-        known = [name for name in dir(self._manager.hook) if name.startswith("retrograd_")]
-        for word in message.replace("'", " ").split():
-            match = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-            if match and word.startswith("retrograd") and word not in known:
-                return f" (did you mean {match[0]!r}?)"
-        return ""
+
+def _nearest_hook(message: str) -> str:
+    known = [name for spec in _SPECIFICATIONS for name in vars(spec) if name.startswith("retrograd_")]
+    for word in re.findall(r"retrograd_\w+", message):
+        match = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+        if match and word not in known:
+            return f" (did you mean {match[0]!r}?)"
+    return ""
 
 
 def check_requirements(requirements: Iterable[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Kernels: implementations of ops, one folder a backend."""

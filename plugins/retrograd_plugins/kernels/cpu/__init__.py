@@ -1,0 +1,1 @@
+"""Kernels of the `cpu` backend: Numba, compiled for the processor at hand."""

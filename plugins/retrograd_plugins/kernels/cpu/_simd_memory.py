@@ -1,0 +1,92 @@
+"""Memory and calls by address, for drivers that serve every format with one compiled function.
+
+A driver gets kernels as addresses of compiled functions (Numba `cfunc`s), so it is compiled once and
+not once a format. Without the JIT, `address` gives a NumPy view and `call` calls a Python function.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from ._simd import F32, I64, compiled_form
+
+
+def _address(array: Any, index: Any) -> Any:
+    if not isinstance(array, types.Array) or array.ndim != 1 or array.layout != "C":
+        return None
+    size = array.dtype.bitwidth // 8
+
+    def emit(builder: Any, value: Any, position: Any) -> Any:
+        # The data pointer is the fifth member of Numba's array structure.
+        data = builder.ptrtoint(builder.extract_value(value, 4), I64)
+        return builder.add(data, builder.mul(position, ir.Constant(I64, size)))
+
+    return types.int64, (array, types.int64), emit
+
+
+@compiled_form(_address)
+def address(array: Any, index: Any) -> Any:
+    """Address of element `index` of a contiguous 1-D array; in Python the view from there."""
+    return array[index:]
+
+
+def _call(*signature: Any) -> Any:
+    def emit(builder: Any, target: Any, *arguments: Any) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(arguments))
+        builder.call(builder.inttoptr(target, kind.as_pointer()), arguments)
+
+    return types.void, (types.int64,) * len(signature), emit
+
+
+@compiled_form(_call)
+def call(target: Any, *arguments: Any) -> None:
+    """Call a compiled function at an address with integers and addresses; in Python, the function."""
+    target(*arguments)
+
+
+def _take(array: Any) -> Any:
+    def emit(builder: Any, value: Any) -> Any:
+        return builder.atomic_rmw("add", builder.extract_value(value, 4), ir.Constant(I64, 1), "monotonic")
+
+    return types.int64, (array,), emit
+
+
+@compiled_form(_take)
+def take_ticket(counter: Any) -> Any:
+    """Value of `counter[0]` (int64), which is counted up atomically: hands out tasks to threads."""
+    ticket = int(counter[0])
+    counter[0] += 1
+    return ticket
+
+
+# Single values behind an address; used by compiled kernels only.
+
+
+def _read_f32(place: Any) -> Any:
+    return (
+        types.float32,
+        (types.int64,),
+        lambda b, p: b.load(b.inttoptr(p, F32.as_pointer()), align=4),
+    )
+
+
+@compiled_form(_read_f32)
+def peek(place: Any) -> Any:
+    """The float32 at an address; in Python the first element of the view."""
+    return place[0]
+
+
+def _write_f32(place: Any, value: Any) -> Any:
+    def emit(builder: Any, target: Any, number: Any) -> None:
+        builder.store(number, builder.inttoptr(target, F32.as_pointer()), align=4)
+
+    return types.void, (types.int64, types.float32), emit
+
+
+@compiled_form(_write_f32)
+def poke(place: Any, value: Any) -> None:
+    """Store a float32 at an address; in Python in the first element of the view."""
+    place[0] = value

@@ -1,0 +1,335 @@
+"""Operations that emit many instructions: transposes, the float32 register tile, AMX tiles.
+
+Compiled only; addresses are integers, strides are in bytes unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from ._simd import F32, I1, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
+from ._simd_features import has_fused_multiply_add
+
+VOID = ir.VoidType()
+BYTE_POINTER = I8.as_pointer()
+
+
+class BFloatType(ir.Type):  # type: ignore[misc]
+    """LLVM's `bfloat`, which llvmlite does not name."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloatType)
+
+    def __hash__(self) -> int:
+        return hash(BFloatType)
+
+
+def _offset(builder: Any, base: Any, stride: Any, index: int) -> Any:
+    return builder.add(base, builder.mul(stride, ir.Constant(I64, index)))
+
+
+def _load_vector(builder: Any, place: Any, element: Any, width: int) -> Any:
+    kind = ir.VectorType(element, width)
+    return builder.load(builder.inttoptr(place, kind.as_pointer()), align=1)
+
+
+def _store_vector(builder: Any, place: Any, value: Any) -> None:
+    builder.store(value, builder.inttoptr(place, value.type.as_pointer()), align=1)
+
+
+def transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """Transpose of n vectors of n lanes: n·log2(n) two-input shuffles that exchange blocks."""
+    vectors = list(rows)
+    width = len(vectors)
+    step = 1
+    while step < width:
+        upper = [j if not j & step else width + j - step for j in range(width)]
+        lower = [j + step if not j & step else width + j for j in range(width)]
+        for i in range(width):
+            if not i & step:
+                first, second = vectors[i], vectors[i + step]
+                vectors[i] = builder.shuffle_vector(first, second, constant_vector(I32, upper))
+                vectors[i + step] = builder.shuffle_vector(first, second, constant_vector(I32, lower))
+        step *= 2
+    return vectors
+
+
+def _literals(*arguments: Any) -> list[int] | None:
+    if not all(isinstance(one, types.IntegerLiteral) for one in arguments):
+        return None
+    return [one.literal_value for one in arguments]
+
+
+def _transpose(width: Any, *rest: Any) -> Any:
+    known = _literals(width)
+    if known is None:
+        return None
+    n = known[0]
+
+    def emit(builder: Any, _: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
+        rows = [_load_vector(builder, _offset(builder, source, stride, i), F32, n) for i in range(n)]
+        for i, column in enumerate(transposed(builder, rows)):
+            _store_vector(builder, _offset(builder, target, target_stride, i), column)
+
+    return types.void, (width, *[types.int64] * 4), emit
+
+
+@compiled_form(_transpose, literals=True)
+def transpose_floats(width: int, source: int, stride: int, target: int, target_stride: int) -> None:
+    """Transpose a width x width block of float32 (`width` a literal)."""
+    raise RuntimeError("transpose_floats has a compiled form only")
+
+
+# The float32 tile: rows x (vectors · width) accumulators that stay in registers.
+
+
+def _multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    if has_fused_multiply_add():
+        fma = function(builder, f"llvm.fma.v{x.type.count}f32", x.type, [x.type] * 3)
+        return builder.call(fma, [x, y, z])
+    return builder.fadd(builder.fmul(x, y), z)
+
+
+def _float_tile(rows: Any, vectors: Any, width: Any, step: Any, *rest: Any) -> Any:
+    known = _literals(rows, vectors, width, step)
+    if known is None:
+        return None
+    m, v, w, a_step = known
+
+    def emit(builder: Any, *arguments: Any) -> None:
+        a, b, c, ldc, k, accumulate = arguments[4:]
+        kind = ir.VectorType(F32, w)
+        places = [
+            builder.add(_offset(builder, c, ldc, i), ir.Constant(I64, 4 * w * j))
+            for i in range(m)
+            for j in range(v)
+        ]
+        entry = builder.block
+        fresh = builder.append_basic_block("fresh")
+        again = builder.append_basic_block("again")
+        loop = builder.append_basic_block("loop")
+        done = builder.append_basic_block("done")
+        builder.cbranch(builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0)), again, fresh)
+        del entry
+        builder.position_at_end(again)
+        loaded = [_load_vector(builder, place, F32, w) for place in places]
+        builder.branch(loop)
+        builder.position_at_end(fresh)
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        index = builder.phi(I64)
+        sums = [builder.phi(kind) for _ in places]
+        for start in (again, fresh):
+            index.add_incoming(ir.Constant(I64, 0), start)
+        zero = constant_vector(F32, [0.0] * w)
+        for total, value in zip(sums, loaded, strict=True):
+            total.add_incoming(value, again)
+            total.add_incoming(zero, fresh)
+        b_place = builder.add(b, builder.mul(index, ir.Constant(I64, 4 * v * w)))
+        a_place = builder.add(a, builder.mul(index, ir.Constant(I64, 4 * a_step)))
+        columns = [
+            _load_vector(builder, builder.add(b_place, ir.Constant(I64, 4 * w * j)), F32, w) for j in range(v)
+        ]
+        updated = []
+        for i in range(m):
+            place = builder.add(a_place, ir.Constant(I64, 4 * i))
+            scalar = builder.load(builder.inttoptr(place, F32.as_pointer()), align=4)
+            factor = splat(builder, scalar, w)
+            updated += [
+                _multiply_add(builder, factor, columns[j], sums[i * v + j]) for j in range(v)
+            ]
+        following = builder.add(index, ir.Constant(I64, 1))
+        index.add_incoming(following, loop)
+        for total, value in zip(sums, updated, strict=True):
+            total.add_incoming(value, loop)
+        builder.cbranch(builder.icmp_signed("<", following, k), loop, done)
+        builder.position_at_end(done)
+        for place, value in zip(places, updated, strict=True):
+            _store_vector(builder, place, value)
+
+    return types.void, (rows, vectors, width, step, *[types.int64] * 6), emit
+
+
+@compiled_form(_float_tile, literals=True)
+def float_tile(
+    rows: int, vectors: int, width: int, step: int, a: int, b: int, c: int, ldc: int, k: int, accumulate: int
+) -> None:
+    """C (rows, vectors·width) = or += sum over k >= 1 steps of a column of A times a row of B.
+
+    A holds `step` float32 a step, of which the first `rows` are used; B vectors·width. The first four
+    arguments are literals. Each element is one chain of multiply-adds in the order of k, so its bits do
+    not depend on the shape of the tile.
+    """
+    raise RuntimeError("float_tile has a compiled form only")
+
+
+# bfloat16 packing for AMX. The processor rounds to nearest even (AVX512-BF16, which every AMX one has).
+
+
+def _to_bfloats(builder: Any, floats: Any) -> Any:
+    """float32 lanes as the int16 bits of bfloat16 lanes."""
+    count = floats.type.count
+    narrow = builder.fptrunc(floats, ir.VectorType(BFloatType(), count))
+    return builder.bitcast(narrow, ir.VectorType(I16, count))
+
+
+def _all_integers(emit: Callable[..., None]) -> Callable[..., Any]:
+    return lambda *arguments: (types.void, (types.int64,) * len(arguments), emit)
+
+
+def _emit_convert(builder: Any, source: Any, target: Any) -> None:
+    _store_vector(builder, target, _to_bfloats(builder, _load_vector(builder, source, F32, 32)))
+
+
+@compiled_form(_all_integers(_emit_convert))
+def convert_bfloats(source: int, target: int) -> None:
+    """32 float32 rounded to 32 bfloat16."""
+    raise RuntimeError("convert_bfloats has a compiled form only")
+
+
+def _emit_pack_rows(builder: Any, source: Any, stride: Any, target: Any) -> None:
+    rows = [
+        builder.bitcast(
+            _to_bfloats(builder, _load_vector(builder, _offset(builder, source, stride, i), F32, 32)),
+            ir.VectorType(I32, 16),
+        )
+        for i in range(16)
+    ]
+    for i, column in enumerate(transposed(builder, rows)):
+        _store_vector(builder, builder.add(target, ir.Constant(I64, 64 * i)), column)
+
+
+@compiled_form(_all_integers(_emit_pack_rows))
+def pack_tile_from_rows(source: int, stride: int, target: int) -> None:
+    """Right operand tile from 16 rows of 32 float32, each a column of B: transposed pairs."""
+    raise RuntimeError("pack_tile_from_rows has a compiled form only")
+
+
+def _emit_pack_columns(builder: Any, source: Any, stride: Any, target: Any) -> None:
+    interleaved = constant_vector(I32, [lane // 2 + 16 * (lane % 2) for lane in range(32)])
+    for pair in range(16):
+        first, second = (
+            _load_vector(builder, _offset(builder, source, stride, 2 * pair + i), F32, 16) for i in range(2)
+        )
+        both = _to_bfloats(builder, builder.shuffle_vector(first, second, interleaved))
+        _store_vector(builder, builder.add(target, ir.Constant(I64, 64 * pair)), both)
+
+
+@compiled_form(_all_integers(_emit_pack_columns))
+def pack_tile_from_columns(source: int, stride: int, target: int) -> None:
+    """Right operand tile from 32 rows of 16 float32, which are rows of B: pairs interleaved."""
+    raise RuntimeError("pack_tile_from_columns has a compiled form only")
+
+
+# AMX. Registers 0-3 accumulate, 4-5 hold the left and 6-7 the right operand.
+
+TILE_CONFIG = struct.pack("<BB14x8H16x8B8x", 1, 0, *[64] * 8, *[16] * 8)
+"""Palette 1; all eight registers 16 rows of 64 bytes (Intel SDM volume 1, chapter 18)."""
+
+
+def _emit_configure(builder: Any) -> None:
+    constant = cgutils.create_constant_array(I8, bytearray(TILE_CONFIG))
+    place = builder.bitcast(cgutils.global_constant(builder, "tile_config", constant), BYTE_POINTER)
+    builder.call(function(builder, "llvm.x86.ldtilecfg", VOID, [BYTE_POINTER]), [place])
+
+
+@compiled_form(_all_integers(_emit_configure))
+def tiles_configure() -> None:
+    """Set up this thread's tile registers and zero them."""
+    raise RuntimeError("tiles_configure has a compiled form only")
+
+
+@compiled_form(
+    _all_integers(lambda builder: builder.call(function(builder, "llvm.x86.tilerelease", VOID, []), []) and None)
+)
+def tiles_release() -> None:
+    """Give the tile registers back, so that context switches need not save them."""
+    raise RuntimeError("tiles_release has a compiled form only")
+
+
+def _tile_move(name: str) -> Any:
+    def typer(register: Any, *rest: Any) -> Any:
+        known = _literals(register)
+        if known is None:
+            return None
+
+        def emit(builder: Any, _: Any, place: Any, stride: Any) -> None:
+            move = function(builder, name, VOID, [I8, BYTE_POINTER, I64])
+            arguments = [ir.Constant(I8, known[0]), builder.inttoptr(place, BYTE_POINTER), stride]
+            builder.call(move, arguments)
+
+        return types.void, (register, types.int64, types.int64), emit
+
+    return typer
+
+
+@compiled_form(_tile_move("llvm.x86.tileloadd64"), literals=True)
+def tile_load(register: int, place: int, stride: int) -> None:
+    """Load 16 rows of 64 bytes."""
+    raise RuntimeError("tile_load has a compiled form only")
+
+
+@compiled_form(_tile_move("llvm.x86.tilestored64"), literals=True)
+def tile_store(register: int, place: int, stride: int) -> None:
+    """Store 16 rows of 64 bytes."""
+    raise RuntimeError("tile_store has a compiled form only")
+
+
+def _tile_zero(register: Any) -> Any:
+    known = _literals(register)
+    if known is None:
+        return None
+
+    def emit(builder: Any, _: Any) -> None:
+        zero = function(builder, "llvm.x86.tilezero", VOID, [I8])
+        builder.call(zero, [ir.Constant(I8, known[0])])
+
+    return types.void, (register,), emit
+
+
+@compiled_form(_tile_zero, literals=True)
+def tile_zero(register: int) -> None:
+    """Zero a register."""
+    raise RuntimeError("tile_zero has a compiled form only")
+
+
+def _tile_multiply(total: Any, left: Any, right: Any) -> Any:
+    known = _literals(total, left, right)
+    if known is None:
+        return None
+
+    def emit(builder: Any, *_: Any) -> None:
+        multiply = function(builder, "llvm.x86.tdpbf16ps", VOID, [I8] * 3)
+        builder.call(multiply, [ir.Constant(I8, number) for number in known])
+
+    return types.void, (total, left, right), emit
+
+
+@compiled_form(_tile_multiply, literals=True)
+def tile_multiply(total: int, left: int, right: int) -> None:
+    """total (16, 16 float32) += left (16, 32 bfloat16) · right (16 pairs of rows, 16)."""
+    raise RuntimeError("tile_multiply has a compiled form only")
+
+
+__all__ = [
+    "I1",
+    "convert_bfloats",
+    "float_tile",
+    "pack_tile_from_columns",
+    "pack_tile_from_rows",
+    "tile_load",
+    "tile_multiply",
+    "tile_store",
+    "tile_zero",
+    "tiles_configure",
+    "tiles_release",
+    "transpose_floats",
+]

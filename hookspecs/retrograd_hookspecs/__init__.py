@@ -37,6 +37,7 @@ from .model import (
     BlockStyle,
     ModelFile,
     ModelSource,
+    Quant,
     TensorInfo,
 )
 from .registration import KINDS, Kind, RegistrationHooks
@@ -113,6 +114,7 @@ __all__ = [
     "ParsedTurn",
     "PluginError",
     "Problem",
+    "Quant",
     "QuantMatrix",
     "RegistrationHooks",
     "RetrogradError",

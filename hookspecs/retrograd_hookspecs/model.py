@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from .kernels import QuantMatrix
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @attrs.frozen(kw_only=True)
@@ -103,6 +107,26 @@ class Architecture(Protocol):
 
     def describe(self, file: ModelFile) -> ArchitectureSpec:
         """Read the description from metadata. `ModelError` names a key that is missing or unsupported."""
+
+
+class Quant(Protocol):
+    """One or several block formats of weights. A row is a whole number of blocks."""
+
+    @property
+    def formats(self) -> Mapping[str, tuple[int, int]]:
+        """Upper-case ggml type name to (values, bytes) of a block, for every format that can be read."""
+
+    @property
+    def writable(self) -> frozenset[str]:
+        """Those of `formats` that `quantise` can write."""
+
+    def dequantise(self, data: npt.NDArray[np.uint8], format: str) -> npt.NDArray[np.float32]:
+        """Packed rows, uint8 (..., row bytes), to float32 (..., K), a new array. `ModelError` for a format
+        that is not among `formats`."""
+
+    def quantise(self, values: npt.NDArray[np.floating[Any]], format: str) -> npt.NDArray[np.uint8]:
+        """Values (..., K) to packed rows, uint8 (..., row bytes), a new array. `ModelError` for a format that
+        is not `writable`, and for rows that are not whole blocks."""
 
 
 class ModelSource(Protocol):

@@ -130,7 +130,7 @@ class RegistrationHooks:
 
     @hookspec
     def retrograd_quants(self) -> Components | None:
-        """Block formats, by ggml type name in lower case."""
+        """Families of block formats; each says which ggml type names it reads."""
 
     @hookspec
     def retrograd_tokenizers(self) -> Components | None:

@@ -1,0 +1,61 @@
+"""The block formats of ggml: every tensor type that a GGUF of a language model uses.
+
+Layouts and arithmetic are `gguf`'s (see `retrograd.gguf.formats`); this component makes them available under
+the same contract as a third party's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from retrograd_hookspecs import Component, NoConfig, Quant, hookimpl
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class GgmlFormats:
+    """All formats that the installed `gguf` package can read. Implements `Quant`."""
+
+    @property
+    def formats(self) -> Mapping[str, tuple[int, int]]:
+        """ggml type name to (values, bytes) of a block."""
+        from retrograd.gguf.formats import FORMATS, dequantisable_formats
+
+        return {
+            name: (FORMATS[name].block_size, FORMATS[name].block_bytes) for name in dequantisable_formats()
+        }
+
+    @property
+    def writable(self) -> frozenset[str]:
+        """The formats that `quantise` can write."""
+        from retrograd.gguf.formats import quantisable_formats
+
+        return frozenset(quantisable_formats())
+
+    def dequantise(self, data: npt.NDArray[np.uint8], format: str) -> npt.NDArray[np.float32]:
+        """Packed rows uint8 (..., row bytes) to float32 (..., K)."""
+        from retrograd.gguf.formats import dequantise
+
+        return dequantise(data, format)
+
+    def quantise(self, values: npt.NDArray[np.floating[Any]], format: str) -> npt.NDArray[np.uint8]:
+        """Values (..., K) to packed rows uint8 (..., row bytes)."""
+        from retrograd.gguf.formats import quantise
+
+        return quantise(values, format)
+
+
+@hookimpl
+def retrograd_quants() -> list[Component[NoConfig, Quant]]:
+    return [
+        Component(
+            name="ggml",
+            config=NoConfig,
+            build=lambda _config, _context: GgmlFormats(),
+            summary="Tensor types of GGUF files: F32, F16, BF16, Q4_0 to Q8_0, K-quants, IQ formats, MXFP4.",
+            source="ggml: ggml-common.h, ggml-quants.c, through the gguf package",
+        )
+    ]

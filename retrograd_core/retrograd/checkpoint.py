@@ -202,8 +202,7 @@ class CheckpointStore:
         tensor_file = path / TENSOR_FILE
         if not tensor_file.is_file() or _digest(tensor_file) != document["tensors"]:
             raise CheckpointError(
-                f"{tensor_file} is missing or damaged: its size or SHA-256 is not the one recorded when it was"
-                " written"
+                f"{tensor_file} is missing or damaged: its size or SHA-256 is not the recorded one"
             )
         try:
             tensors = load_file(tensor_file)

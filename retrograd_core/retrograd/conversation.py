@@ -1,0 +1,274 @@
+"""From a conversation to tokens and the mask of what is trained.
+
+The tokens are those of a rollout of the same conversation: the prompt up to an assistant turn, ending in the
+template's generation prompt; the turn's own tokens and the stop token, as sampled; the framing up to the
+next assistant turn; and so on. Only turns and their stop tokens are trained. What the template writes
+after the last stop token is never seen by the model and is left out.
+
+A template that does not repeat earlier turns exactly (Qwen3 takes `<think>` out of history) breaks that
+sequence; there a rollout starts a new one, and so does the record: it becomes several samples, in which each
+assistant turn is trained once, behind exactly the context that it is sampled from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from retrograd_hookspecs import (
+    ChatFormat,
+    ChatTemplate,
+    DataError,
+    Message,
+    Problem,
+    Tokenizer,
+)
+
+from .token_pieces import PieceEncoder
+from .tool_prompt import observed, probe_template, write_tools_as_text
+
+REMARKS = {
+    "split": "the chat template does not repeat an earlier assistant turn as it was sampled, so the record"
+    " became several samples; each assistant turn is trained once",
+    "stripped": "the chat template removes white space around an assistant turn; what is trained is what the"
+    " template writes",
+    "rewritten": "the chat template writes an assistant turn otherwise than its content says; what is trained"
+    " is what the template writes",
+    "dropped": "the chat template leaves out the text of a system, user or tool message",
+    "special": "the text of a special token inside a message became that token",
+    "tools as text": "the chat template has no place for tools, so the catalogue stands in the system prompt"
+    " and calls in the text of the turn, as in a rollout",
+    "unread call": "the model's chat format does not read the tool calls of a turn back as they were given",
+}
+"""What can be remarkable about a record, by name."""
+
+
+@attrs.frozen(kw_only=True)
+class Conversation:
+    """Messages and the tools that they may call, in OpenAI's function shape."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Sample:
+    """Token ids, and whether each is a target of the loss."""
+
+    tokens: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+@attrs.frozen(kw_only=True)
+class EncodedConversation:
+    """One sample, or several where the template rewrites history. `remarks` are keys of `REMARKS`."""
+
+    samples: tuple[Sample, ...]
+    remarks: frozenset[str] = frozenset()
+
+
+@attrs.define
+class _Sequence:
+    """A sample in the making: its tokens, and the text that they stand for."""
+
+    text: str
+    stop_text: str
+    tokens: list[int]
+    trained: list[bool]
+
+    def extend(self, ids: Sequence[int], trained: bool) -> None:
+        self.tokens.extend(ids)
+        self.trained.extend([trained] * len(ids))
+
+
+class ConversationEncoder:
+    """Encodes conversations for one model: tokenizer, chat template with its variables, chat format."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        chat_format: ChatFormat,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._template = template
+        self._chat_format = chat_format
+        self._variables = dict(variables or {})
+        self.pieces = PieceEncoder(tokenizer)
+        self.support = probe_template(template, self._variables)
+
+    def prompt(self, conversation: Conversation) -> list[int]:
+        """Token ids that the model continues with its next turn.
+
+        Raises: `TokenizerError` if the template refuses the conversation.
+        """
+        messages, tools = self._prepared(conversation)
+        return self.pieces.prompt(self._render(messages, tools, generation=True))
+
+    def encode(self, conversation: Conversation) -> EncodedConversation:
+        """Samples with every assistant turn trained once.
+
+        Raises: `TokenizerError` if the template refuses the conversation; `DataError` if a turn cannot be
+        told apart from the template's text, holds a stop token itself, or is not ended by one.
+        """
+        messages, tools = self._prepared(conversation)
+        remarks = self._look_at(conversation, messages)
+        sequences: list[_Sequence] = []
+        prompt = ""
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            prompt = self._render(messages[:index], tools, generation=True)
+            turn, stop_text = self._turn(prompt, messages[: index + 1], tools, remarks)
+            if sequences and prompt.startswith(sequences[-1].text):
+                sequence = sequences[-1]
+                framing = self.pieces.framing(prompt[len(sequence.text) :], sequence.stop_text)
+                sequence.extend(framing, trained=False)
+            else:
+                sequence = _Sequence("", "", [], [])
+                sequence.extend(self.pieces.prompt(prompt), trained=False)
+                sequences.append(sequence)
+            sequence.extend(self.pieces.turn(turn, sequence.tokens), trained=True)
+            sequence.extend([self.pieces.stop_texts[stop_text]], trained=True)
+            sequence.text, sequence.stop_text = prompt + turn + stop_text, stop_text
+        if len(sequences) > 1:
+            remarks.add("split")
+        self._check_context(messages, prompt, remarks)
+        return EncodedConversation(
+            samples=tuple(Sample(tokens=tuple(s.tokens), trained=tuple(s.trained)) for s in sequences),
+            remarks=frozenset(remarks),
+        )
+
+    def _prepared(
+        self, conversation: Conversation
+    ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
+        """Messages and tools as the template gets them."""
+        messages = tuple(observed(message) for message in conversation.messages)
+        if self._needs_tools_as_text(conversation):
+            messages = write_tools_as_text(messages, conversation.tools, self._chat_format, self.support)
+            return messages, ()
+        return messages, conversation.tools
+
+    def _needs_tools_as_text(self, conversation: Conversation) -> bool:
+        uses_tools = conversation.tools or any(
+            m.tool_calls or m.role == "tool" for m in conversation.messages
+        )
+        return bool(uses_tools) and not self.support.tools
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation: bool
+    ) -> str:
+        # The template must not write the calls of a raw turn once more: its content holds them already.
+        shown = [attrs.evolve(message, tool_calls=()) if message.raw else message for message in messages]
+        return self._template.render(
+            shown, tools=tools, add_generation_prompt=generation, variables=self._variables
+        )
+
+    def _turn(
+        self,
+        prompt: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        remarks: set[str],
+    ) -> tuple[str, str]:
+        """Text of the last message as the model samples it after `prompt`, and its stop token's text."""
+        index, message = len(messages) - 1, messages[-1]
+        full = self._render(messages, tools, generation=False)
+        begins = _common_length(prompt, full)
+        rest = full[begins:]
+        stop = self.pieces.find_stop(rest)
+        if stop is None:
+            known = ", ".join(repr(text) for text in sorted(self.pieces.stop_texts)) or "none"
+            raise _refused(
+                index,
+                f"the chat template ends the turn with {rest[-20:]!r}, where no stop token stands, so the"
+                " model would not learn to stop",
+                f"stop tokens of this model: {known}",
+            )
+        stop_text = rest[stop.start : stop.stop]
+        if message.raw:
+            return message.content, stop_text
+        if begins < len(prompt):
+            return _turn_after_opening(index, message, prompt, begins), stop_text
+        turn = rest[: stop.start]
+        self._compare(message, prompt, turn, remarks)
+        return turn, stop_text
+
+    def _compare(self, message: Message, prompt: str, turn: str, remarks: set[str]) -> None:
+        # The generation prompt may hold the beginning of the content.
+        written = prompt[len(prompt) - len(message.content) :] + turn
+        if message.content not in written:
+            remarks.add("stripped" if message.content.strip() in written else "rewritten")
+        if message.tool_calls:
+            parsed = self._chat_format.parse(turn)
+            if [(c.name, dict(c.arguments)) for c in parsed.tool_calls] != [
+                (c.name, dict(c.arguments)) for c in message.tool_calls
+            ]:
+                remarks.add("unread call")
+
+    def _look_at(self, conversation: Conversation, messages: Sequence[Message]) -> set[str]:
+        """Refuse assistant turns that hold a stop token; note special tokens elsewhere, tools as text."""
+        remarks = {"tools as text"} if self._needs_tools_as_text(conversation) else set()
+        for index, message in enumerate(messages):
+            if message.role != "assistant":
+                if self.pieces.special_text_in(message.content):
+                    remarks.add("special")
+                continue
+            calls = "".join(
+                json.dumps(dict(call.arguments), ensure_ascii=False) for call in message.tool_calls
+            )
+            stop = self.pieces.find_stop(message.content + calls)
+            if stop is not None:
+                name = (message.content + calls)[stop.start : stop.stop]
+                raise _refused(
+                    index,
+                    f"the assistant turn contains the stop token {name!r}, where it would end",
+                    "take it out; the chat template writes the stop token",
+                )
+        return remarks
+
+    def _check_context(self, messages: Sequence[Message], prompt: str, remarks: set[str]) -> None:
+        """Note messages before the last assistant turn whose text is not in what the model sees."""
+        last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+        for message in messages[:last]:
+            text = message.content.strip()
+            # Templates may write an observation as a JSON string.
+            if (
+                message.role != "assistant"
+                and text not in prompt
+                and json.dumps(text, ensure_ascii=False)[1:-1] not in prompt
+            ):
+                remarks.add("dropped")
+
+
+def _turn_after_opening(index: int, message: Message, prompt: str, begins: int) -> str:
+    """The sampled text where the generation prompt ends in text that the template leaves out of a given turn
+    (`<think>` of a reasoning model, from about character `begins` on): the content must begin with it."""
+    # The given turn may happen to share its first characters with that text.
+    for start in range(begins, max(begins - 16, -1), -1):
+        opening = prompt[start:]
+        if message.content.startswith(opening) and not message.tool_calls:
+            return message.content[len(opening) :]
+        if message.content.startswith(opening.strip()) and not message.tool_calls and opening.strip():
+            return message.content[len(opening.strip()) :].lstrip("\n")
+    shown = prompt[begins:][-60:]
+    raise _refused(
+        index,
+        f"the template's generation prompt ends in {shown!r}, which this turn does not continue",
+        f"begin the content with {shown!r}, give the sampled text with raw = true, or set template_variables"
+        " that turn this opening off",
+    )
+
+
+def _common_length(first: str, second: str) -> int:
+    """Length of the common prefix."""
+    if second.startswith(first):
+        return len(first)
+    return next(i for i, (a, b) in enumerate(zip(first, second + "\0", strict=False)) if a != b)
+
+
+def _refused(index: int, message: str, hint: str) -> DataError:
+    return DataError([Problem(where="conversation", key=f"messages[{index}]", message=message, hint=hint)])

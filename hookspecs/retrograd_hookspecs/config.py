@@ -39,6 +39,8 @@ class KeyInfo:
     """A `str` that names a file or model: a path, or `scheme:rest`, which stays as it is."""
     secret: bool = False
     """The value may hold a credential: it is never written to `resolved.toml` nor shown in a message."""
+    excluded_by: str = ""
+    """Another key of the table: this one is refused where both are given."""
 
 
 class ConfigTable(Protocol):
@@ -67,6 +69,7 @@ def key(
     default_text: str = "",
     locator: bool = False,
     secret: bool = False,
+    excluded_by: str = "",
     factory: Callable[[], Any] | None = None,
 ) -> Any:
     """Declare one TOML key of an attrs configuration class. Without a default it is required."""
@@ -80,6 +83,7 @@ def key(
         default_text=default_text,
         locator=locator,
         secret=secret,
+        excluded_by=excluded_by,
     )
     if factory is not None:
         return attrs.field(factory=factory, metadata={METADATA_KEY: info})

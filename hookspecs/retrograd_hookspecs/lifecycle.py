@@ -1,9 +1,9 @@
 """Lifecycle and selection hooks, for users' own modules (`[plugins] load`) and hook plugins.
 
 All are called in the main thread. Lifecycle hooks are called at most a few times an optimizer step,
-never per token; an exception ends the run after a checkpoint is written, and names the plugin.
+never per token; an exception ends the run after a checkpoint is written, and names the hook.
 Selection hooks are `firstresult`: the first that returns something other than None decides; they
-are called while a run is assembled, or when something failed.
+are called while a run is assembled.
 """
 
 from __future__ import annotations
@@ -70,7 +70,3 @@ class SelectionHooks:
     @hookspec(firstresult=True)
     def retrograd_select_chat_format(self, template: str) -> str | None:
         """Name of the chat format for a model."""
-
-    @hookspec(firstresult=True)
-    def retrograd_on_failure(self, run: Any, error: BaseException) -> str | None:
-        """What to do after a failed step: "stop" (the default) or "skip"."""

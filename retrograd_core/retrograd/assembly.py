@@ -13,28 +13,35 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import BuildContext, Component, ConfigError, PluginError, Problem
+from retrograd_hookspecs import BuildContext, Component, PluginError, Problem
 
-from .config import Document, RawTable, RunConfig, structure
-from .config.report import raise_problems
-from .config.rules import check_component, check_rules
-from .config.run_config import SharedSections, UnknownValue, read_shared
-from .config.shape import RunShape, table_name
+from .config import (
+    SHARED_SECTIONS,
+    Document,
+    RunConfig,
+    RunShape,
+    SharedSections,
+    check_component,
+    check_rules,
+    read_component,
+    read_shared,
+    table_name,
+)
+from .config.resolved import to_table
+from .config.run_config import UnknownValueError
 from .plugins import Catalogue, PluginSession, Registered
 from .plugins.session import check_requirements
 from .services import Services
-
-PLUGIN_TABLE_KINDS = ("hooks", "backends")
-"""Kinds whose components have their keys in `[plugin.NAME]`."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Chosen:
     """A component of this run with its structured configuration."""
 
+    table_kind: str
+    """The kind under which `retrograd.config` looks for its table."""
     registered: Registered
     config: Any
-    table: RawTable
 
     @property
     def component(self) -> Component[Any, Any]:
@@ -50,6 +57,25 @@ class Assembly:
     session: PluginSession
     chosen: Mapping[tuple[str, str], Chosen]
     services: Services
+
+    def components(self) -> dict[str, Any]:
+        """Configuration objects of components by table: `{"sft": …, "optimizer.adamw": …}`."""
+        named = ((table_name(item.table_kind, item.component), item.config) for item in self.chosen.values())
+        return {name: config for name, config in named if name is not None}
+
+    def settings(self) -> dict[str, Any]:
+        """Every value of the run by dotted key, defaults included."""
+        tables = {name: getattr(self.config, name) for name in SHARED_SECTIONS}
+        return {
+            f"{name}.{key}": value
+            for name, config in {**tables, **self.components()}.items()
+            if config is not None
+            for key, value in to_table(config).items()
+        }
+
+    def versions(self) -> dict[str, str]:
+        """Version by distribution of everything that the run has loaded."""
+        return {item.distribution: item.version for item in self.session.loaded()}
 
     def one(self, kind: str) -> Chosen:
         """The only chosen component of a kind (algorithm, optimizer, trainable, …)."""
@@ -91,15 +117,13 @@ def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
         where = document.where("plugins.load")
         _collect(problems, where, "plugins.load", partial(session.load_file, path))
     chosen = _Chooser(shared, session, problems).choose(algorithm)
-    shape = RunShape.of(
-        ("hooks" if kind == "backends" else kind, item.component) for (kind, _), item in chosen.items()
-    )
+    shape = RunShape.of((item.table_kind, item.component) for item in chosen.values())
     problems += check_rules(shared, shape)
     if not shared.problems:
         config = shared.config(fixed_accumulation=shape.fixed_accumulation)
         for item in chosen.values():
             if item.config is not None:
-                problems += check_component(item.component, item.config, item.table, config)
+                problems += check_component(item.table_kind, item.component, item.config, config)
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
     session.hook.retrograd_configure(config=config)
     return _parts(document, config, session, chosen)
@@ -138,7 +162,7 @@ def _catalogue(shared: SharedSections, problems: list[Problem]) -> Catalogue:
 def _value(shared: SharedSections, key: str, default: Any) -> Any:
     try:
         return shared.value(key)
-    except UnknownValue:
+    except UnknownValueError:
         return default
 
 
@@ -182,15 +206,11 @@ class _Chooser:
         registered = _collect(self._problems, self._document.where(key), key, find)
         if registered is None:
             return None
-        component = registered.component
-        path = f"plugin.{name}" if kind in PLUGIN_TABLE_KINDS else table_name(kind, component) or name
-        table = self._document.table(path)
-        config, problems = structure(component.config, table)
-        if not (problems and not table.given):  # a missing section is a rule's business
-            self._problems += problems
-        elif kind not in ("algorithms", "trainables"):
-            self._problems += problems
-        found = Chosen(registered=registered, config=config, table=table)
+        # A backend's keys are in [plugin.NAME], like those of a hook plugin.
+        table_kind = "hooks" if kind == "backends" else kind
+        read = read_component(table_kind, registered.component, self._document)
+        self._problems += read.problems
+        found = Chosen(table_kind=table_kind, registered=registered, config=read.value)
         self._chosen[kind, name] = found
         return found
 
@@ -202,7 +222,7 @@ class _Chooser:
         for key, kind in found.component.selects.items():
             name = getattr(found.config, key, None)
             if isinstance(name, str):
-                self.component(kind, name, f"{found.table.name}.{key}")
+                self.component(kind, name, f"{table_name(found.table_kind, found.component)}.{key}")
 
     def _sinks(self) -> None:
         for name in _value(self._shared, "metrics.sinks", ()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +119,10 @@ class _Parts:
         if name:
             return self._assembly.build("chat_formats", name)
         return first_match(
-            [self._assembly.build("chat_formats", r.component.name) for r in self._session.components("chat_formats")],
+            [
+                self._assembly.build("chat_formats", r.component.name)
+                for r in self._session.components("chat_formats")
+            ],
             template.source,
             services.get("model_file").metadata,
         )
@@ -152,8 +155,6 @@ def _backend_for(device: str, available: Sequence[str]) -> str:
             if name == "cuda":
                 return name
         if device == "gpu":
-            raise PluginError(
-                "model.device is 'gpu', but no GPU backend is installed; use \"cpu\" or \"auto\""
-            )
+            raise PluginError('model.device is \'gpu\', but no GPU backend is installed; use "cpu" or "auto"')
         return "cpu"
     return device

@@ -28,7 +28,7 @@ from retrograd_hookspecs import (
     UpdateRule,
 )
 
-from .checkpoint import Checkpoint, CheckpointStore
+from .checkpoint import SUFFIX, Checkpoint, CheckpointStore
 from .config import RunConfig
 from .interrupts import Interrupt, catch_interrupts
 from .metrics import SinkSet
@@ -153,17 +153,21 @@ class Run:
         outcome = "finished"
         checkpoint: Path | None = None
         clock = _Clock(self.progress.tokens)
-        for report in self.algorithm.run(update):
-            self._after_step(report, clock)
-            stop = self._evaluate_if_due(report)
-            saved = self._checkpoint_if_due(report)
-            if interrupt.requested:
-                outcome = "interrupted"
-                checkpoint = saved or self._save(f"step-{report.step:06d}")
-                break
-            if stop:
-                outcome = "stopped early"
-                break
+        try:
+            for report in self.algorithm.run(update):
+                self._after_step(report, clock)
+                stop = self._evaluate_if_due(report)
+                saved = self._checkpoint_if_due(report)
+                if interrupt.requested:
+                    outcome = "interrupted"
+                    checkpoint = saved or self._save(_step_name(report.step))
+                    break
+                if stop:
+                    outcome = "stopped early"
+                    break
+        except Exception:
+            self._save_after_failure()
+            raise
         if self.progress.step == 0:
             raise TrainingError("the run took no optimizer step: there is nothing to train on")
         if outcome != "interrupted":
@@ -270,7 +274,19 @@ class Run:
             return None
         if report.step % settings.every_steps:
             return None
-        return self._save(f"step-{report.step:06d}")
+        return self._save(_step_name(report.step))
+
+    def _save_after_failure(self) -> None:
+        """Keep what was trained; a checkpoint that fails too must not hide the first error."""
+        step = self.progress.step
+        if step == 0 or (self._store().directory / (_step_name(step) + SUFFIX)).exists():
+            return
+        try:
+            path = self._save(_step_name(step))
+        except RetrogradError as error:
+            self._reporter.message(f"the run failed, and so did the checkpoint: {error}")
+        else:
+            self._reporter.message(f"the run failed; go on from step {step} with --resume {path}")
 
     def _store(self) -> CheckpointStore:
         settings = self.config.checkpoint
@@ -319,6 +335,10 @@ class Run:
             raise
         except Exception as error:
             raise PluginError(f"{name}: a hook raised {type(error).__name__}: {error}") from error
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step:06d}"
 
 
 class _Clock:

@@ -16,20 +16,28 @@ from retrograd_hookspecs import CheckpointError, TrainingError, UpdateRule
 from .assembly import Assembly, assemble
 from .checkpoint import CheckpointStore
 from .config import Document
+from .config.resolved import write_resolved
 from .metrics import JsonlMetrics, SinkSet
 from .progress import Reporter
 from .run import Run
 from .update import Updater
 
 _PROBE_TOKENS = 16
+_NOT_SIGNED = frozenset(
+    {"checkpoint", "metrics", "sink", "plugins", "observe", "output", "run.verbose", "model.path"}
+)
+"""Sections and keys that may differ when a run is resumed: they change no weight. The model is known by
+its content, data by the algorithm's own hashes."""
 
 
-def start_run(document: Document, reporter: Reporter, *, resume: str | None = None) -> tuple[Run, Path | None]:
+def start_run(
+    document: Document, reporter: Reporter, *, resume: str | None = None
+) -> tuple[Run, Path | None]:
     """Assemble, load, audit; returns the run and the checkpoint to go on from, if any.
 
     `resume`: a `.state` directory, or "" for the newest of `[checkpoint].directory`.
     """
-    assembly = assemble(document, resume=resume is not None)
+    assembly = assemble(document)
     checkpoint = find_checkpoint(assembly, resume)
     run = make_run(assembly, reporter)
     return run, checkpoint
@@ -42,6 +50,7 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     _check_writable(output)
     with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
         services.get("engine")
+    write_resolved(output.with_suffix(".resolved.toml"), config, assembly.components(), assembly.versions())
     sinks: dict[str, Any] = {"metrics.jsonl": JsonlMetrics(output.with_suffix(".metrics.jsonl"))}
     for (kind, name), chosen in assembly.chosen.items():
         if kind == "sinks":
@@ -98,17 +107,10 @@ def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
 
 def signature(assembly: Assembly) -> dict[str, Any]:
     """What must be equal for a checkpoint to continue this run."""
-    ignored = {"run.verbose", "output.path", "model.path"}
-    tables = {
-        name: values
-        for name, values in assembly.tables().items()
-        if name not in ("checkpoint", "metrics", "sink", "plugins", "evaluation", "observe", "output")
-    }
     settings = {
-        f"{name}.{key}": value
-        for name, values in tables.items()
-        for key, value in values.items()
-        if f"{name}.{key}" not in ignored
+        key: value
+        for key, value in assembly.settings().items()
+        if key.partition(".")[0] not in _NOT_SIGNED and key not in _NOT_SIGNED
     }
     return {"model": assembly.services.get("model_file").fingerprint(), "settings": settings}
 
@@ -166,5 +168,3 @@ def _check_writable(output: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise TrainingError(f"output.path {output} cannot be written: {error.strerror}") from error
-
-

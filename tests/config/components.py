@@ -34,11 +34,11 @@ class SftConfig:
 class LoraConfig:
     """A low-rank adapter."""
 
-    rank: int = key(8, minimum=1, doc="Rank.")
-    alpha: float = key(16.0, above=0.0, doc="Scale; the effective scale is alpha / rank.")
-    seed: int = key(42, minimum=0, doc="Seed of the initial values.")
-    targets: tuple[str, ...] = key(("q", "k", "v"), doc="What is adapted.")
-    dtype: Literal["f16", "f32"] = key("f16", doc="Storage.")
+    rank: int = key(8, minimum=1, doc="Rank.", excluded_by="init_adapter")
+    alpha: float = key(16.0, above=0.0, doc="The scale is alpha / rank.", excluded_by="init_adapter")
+    seed: int = key(42, minimum=0, doc="Seed.", excluded_by="init_adapter")
+    targets: tuple[str, ...] = key(("q", "k", "v"), doc="What is adapted.", excluded_by="init_adapter")
+    dtype: Literal["f16", "f32"] = key("f16", doc="Storage.", excluded_by="init_adapter")
     init_adapter: Path | None = key(None, doc="Adapter to start from.", default_text="none")
 
 

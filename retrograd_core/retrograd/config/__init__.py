@@ -6,9 +6,12 @@ The way of a file: `load_document` → `read_shared` → (plugins are found) →
 
 from .document import Document, Origin, RawTable, load_document, parse_document, parse_value
 from .keys import ConfigKey, keys_of
+from .reference import render_table, sections_in, update_reference
 from .report import ordered, raise_problems
+from .resolved import resolved_text, to_table, write_resolved
 from .rules import CONDITIONAL_KEYS, check_init_adapter, check_rules
 from .run_config import RunConfig, SharedSections, read_shared
+from .schema import json_schema
 from .sections import (
     NAMED_TABLES,
     SHARED_SECTIONS,
@@ -51,6 +54,7 @@ __all__ = [
     "check_component",
     "check_init_adapter",
     "check_rules",
+    "json_schema",
     "keys_of",
     "load_document",
     "ordered",
@@ -60,6 +64,12 @@ __all__ = [
     "read_component",
     "read_shared",
     "read_table",
+    "render_table",
+    "resolved_text",
+    "sections_in",
     "structure",
     "table_name",
+    "to_table",
+    "update_reference",
+    "write_resolved",
 ]

@@ -197,34 +197,23 @@ def conditional_keys_are_read(shared: SharedSections, shape: RunShape) -> Iterat
 
 
 def check_init_adapter(config: Any, table: ConfigTable, run: RunConfig) -> list[Problem]:
-    """`lora.init_adapter` brings its own rank, alpha, targets and dtype, and excludes a resume.
+    """`lora.init_adapter` cannot be combined with a resume: the checkpoint holds the adapter.
 
-    For the `check` of components that read `[lora]`.
+    For the `check` of components that read `[lora]`; `excluded_by="init_adapter"` of the other keys
+    does the rest.
     """
-    if "init_adapter" not in table:
+    resumed = run.checkpoint is not None and run.checkpoint.resume_from is not None
+    if "init_adapter" not in table or not resumed:
         return []
-    place = table.where("init_adapter")
-    problems = [
+    resume = run.document.where("checkpoint.resume_from")
+    return [
         Problem(
-            where=table.where(name),
-            key=f"{table.name}.{name}",
-            message=f"cannot be given together with init_adapter ({place})",
-            hint=f"leave out {name} or init_adapter",
+            where=table.where("init_adapter"),
+            key=f"{table.name}.init_adapter",
+            message=f"cannot be combined with a resume ({resume}): the checkpoint holds the adapter",
+            hint="leave init_adapter out to resume",
         )
-        for name in ("rank", "alpha", "seed", "targets", "dtype")
-        if name in table
     ]
-    if run.checkpoint is not None and run.checkpoint.resume_from is not None:
-        resume = run.document.where("checkpoint.resume_from")
-        problems.append(
-            Problem(
-                where=place,
-                key=f"{table.name}.init_adapter",
-                message=f"cannot be combined with a resume ({resume}): the checkpoint holds the adapter",
-                hint="leave init_adapter out to resume",
-            )
-        )
-    return problems
 
 
 Rule = Callable[[SharedSections, RunShape], Iterable[Problem]]

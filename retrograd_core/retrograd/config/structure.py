@@ -145,6 +145,8 @@ def _fields(
             problems.extend(refused.problems)
     keys = dict(given)
     for key in declared.values():
+        if key.name in node.value and key.info.excluded_by in node.value:
+            problems.append(_excluded(node.child(key.name, None, key.info), node.document, key))
         if key.required and key.name not in node.value:
             problems.append(node.child(key.name, None).problem("required key is missing", key.info.doc))
         elif key.name not in node.value:
@@ -225,6 +227,14 @@ def _unknown_key(
         owners = [f"[{section}]" for section in elsewhere[name]]
         hint = f"it is a key of {' and of '.join(owners)}"
     return node.problem("unknown key", hint or listing(declared, what="known keys"))
+
+
+def _excluded(node: _Node, document: Document, key: ConfigKey) -> Problem:
+    other = key.info.excluded_by
+    place = document.origin((*node.path[:-1], other)).where
+    return node.problem(
+        f"cannot be given together with {other} ({place})", f"leave out {key.name} or {other}"
+    )
 
 
 def _missing_section(node: _Node, cls: type[Any]) -> Problem:

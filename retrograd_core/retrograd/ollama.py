@@ -161,8 +161,8 @@ def modelfile(
     """Text of a Modelfile for the model `file`, stored as `gguf_name` in the Modelfile's directory.
 
     `num_ctx` is the context in tokens (default: the model's, at most 8192), `stops` the texts of the stop
-    tokens (default: those that the metadata names). With `template`, the model's own, `TEMPLATE` is given only
-    if it writes the same.
+    tokens (default: those that the metadata names). With `template`, the model's own, `TEMPLATE` is given
+    only if it writes the same.
     """
     jinja = str(file.metadata.get("tokenizer.chat_template", ""))
     family = detect_family(jinja)
@@ -174,7 +174,8 @@ def modelfile(
     else:
         found = ""
     limit = int(file.get("context_length", DEFAULT_NUM_CTX))
-    lines = [f"FROM {_quoted(f'./{gguf_name}')}", ""]
+    source = f"./{gguf_name}"
+    lines = [f"FROM {_quoted(source) if ' ' in source else source}", ""]
     if family is None or found:
         lines += [
             f"# No TEMPLATE: {found}. Ollama recognises common chat",
@@ -201,6 +202,8 @@ def modelfile(
 
 def detect_family(jinja: str) -> Family | None:
     """The family whose markers all occur in a Jinja chat template, or None."""
+    if "<|im_sep|>" in jinja:  # Phi-4: ChatML's tokens in another order
+        return None
     return next((family for family in FAMILIES if all(marker in jinja for marker in family.markers)), None)
 
 
@@ -233,10 +236,8 @@ def _compare(family: Family, template: ChatTemplate, bos: str) -> tuple[str, str
     for ours, theirs in zip(expected, (bare, *rest), strict=True):
         if ours != theirs:
             at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
-            return (
-                f"{family.name} turns differ from the GGUF's own ({theirs[max(0, at - 20) : at + 20]!r})",
-                "",
-            )
+            excerpt = theirs[max(0, at - 20) : at + 20]
+            return f"the GGUF's own template does not write plain {family.name} turns ({excerpt!r})", ""
     return "", default
 
 

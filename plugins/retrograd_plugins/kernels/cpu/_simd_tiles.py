@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from ._simd import F32, I1, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
+from ._simd import F32, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
 from ._simd_features import has_fused_multiply_add
 
 VOID = ir.VoidType()
@@ -112,13 +112,11 @@ def _float_tile(rows: Any, vectors: Any, width: Any, step: Any, *rest: Any) -> A
             for i in range(m)
             for j in range(v)
         ]
-        entry = builder.block
         fresh = builder.append_basic_block("fresh")
         again = builder.append_basic_block("again")
         loop = builder.append_basic_block("loop")
         done = builder.append_basic_block("done")
         builder.cbranch(builder.icmp_signed("!=", accumulate, ir.Constant(I64, 0)), again, fresh)
-        del entry
         builder.position_at_end(again)
         loaded = [_load_vector(builder, place, F32, w) for place in places]
         builder.branch(loop)
@@ -171,6 +169,23 @@ def float_tile(
     raise RuntimeError("float_tile has a compiled form only")
 
 
+def _copy(width: Any, *rest: Any) -> Any:
+    known = _literals(width)
+    if known is None:
+        return None
+
+    def emit(builder: Any, _: Any, source: Any, target: Any) -> None:
+        _store_vector(builder, target, _load_vector(builder, source, F32, known[0]))
+
+    return types.void, (width, types.int64, types.int64), emit
+
+
+@compiled_form(_copy, literals=True)
+def copy_floats(width: int, source: int, target: int) -> None:
+    """Copy `width` float32 (a literal)."""
+    raise RuntimeError("copy_floats has a compiled form only")
+
+
 # bfloat16 packing for AMX. The processor rounds to nearest even (AVX512-BF16, which every AMX one has).
 
 
@@ -193,6 +208,17 @@ def _emit_convert(builder: Any, source: Any, target: Any) -> None:
 def convert_bfloats(source: int, target: int) -> None:
     """32 float32 rounded to 32 bfloat16."""
     raise RuntimeError("convert_bfloats has a compiled form only")
+
+
+def _emit_poke_bfloat(builder: Any, place: Any, value: Any) -> None:
+    narrow = builder.bitcast(builder.fptrunc(value, BFloatType()), I16)
+    builder.store(narrow, builder.inttoptr(place, I16.as_pointer()), align=2)
+
+
+@compiled_form(lambda place, value: (types.void, (types.int64, types.float32), _emit_poke_bfloat))
+def poke_bfloat(place: int, value: float) -> None:
+    """Store one float32 rounded to bfloat16."""
+    raise RuntimeError("poke_bfloat has a compiled form only")
 
 
 def _emit_pack_rows(builder: Any, source: Any, stride: Any, target: Any) -> None:
@@ -247,9 +273,11 @@ def tiles_configure() -> None:
     raise RuntimeError("tiles_configure has a compiled form only")
 
 
-@compiled_form(
-    _all_integers(lambda builder: builder.call(function(builder, "llvm.x86.tilerelease", VOID, []), []) and None)
-)
+def _emit_release(builder: Any) -> None:
+    builder.call(function(builder, "llvm.x86.tilerelease", VOID, []), [])
+
+
+@compiled_form(_all_integers(_emit_release))
 def tiles_release() -> None:
     """Give the tile registers back, so that context switches need not save them."""
     raise RuntimeError("tiles_release has a compiled form only")
@@ -317,19 +345,3 @@ def _tile_multiply(total: Any, left: Any, right: Any) -> Any:
 def tile_multiply(total: int, left: int, right: int) -> None:
     """total (16, 16 float32) += left (16, 32 bfloat16) · right (16 pairs of rows, 16)."""
     raise RuntimeError("tile_multiply has a compiled form only")
-
-
-__all__ = [
-    "I1",
-    "convert_bfloats",
-    "float_tile",
-    "pack_tile_from_columns",
-    "pack_tile_from_rows",
-    "tile_load",
-    "tile_multiply",
-    "tile_store",
-    "tile_zero",
-    "tiles_configure",
-    "tiles_release",
-    "transpose_floats",
-]

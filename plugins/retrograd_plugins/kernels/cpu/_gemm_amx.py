@@ -1,0 +1,165 @@
+"""The AMX variant: bfloat16 tiles of 16 x 32 with float32 sums.
+
+Activations are the left operand, rounded to bfloat16 and row-major; weights the right one, in tiles of
+16 pairs of rows. Sub-panels are two tiles (32 columns) wide, stored (step of 32, tile, 1 KiB).
+
+Source: Intel Architecture Instruction Set Extensions, TDPBF16PS: each element sums its pairs in order, so a
+row's result does not depend on the other rows of the tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Variant, compiled
+from ._simd_memory import peek, poke
+from ._simd_tiles import (
+    convert_bfloats,
+    pack_tile_from_columns,
+    pack_tile_from_rows,
+    poke_bfloat,
+    tile_load,
+    tile_multiply,
+    tile_store,
+    tile_zero,
+    tiles_configure,
+    tiles_release,
+)
+
+WIDTH = 32
+TILE_BYTES = 1024
+
+
+def tile_variant() -> Variant:
+    """The variant, compiled. The process must have been granted the tile state."""
+    return Variant(
+        name="amx",
+        convert=compiled(PACK_SIGNATURE, _convert),
+        pack_rows=compiled(PACK_SIGNATURE, _pack_rows),
+        pack_columns=compiled(PACK_SIGNATURE, _pack_columns),
+        multiply=compiled(MULTIPLY_SIGNATURE, _multiply),
+        width=WIDTH,
+        token_block=WIDTH,
+        weights_per_float=2,
+        activation_step=1,
+        depth=1024,
+    )
+
+
+def _convert(x: Any, x_stride: Any, tokens: Any, count: Any, a: Any, a_stride: Any) -> None:
+    whole = count // WIDTH * WIDTH
+    for t in range(tokens):
+        source = x + 4 * t * x_stride
+        target = a + 4 * t * a_stride
+        for i in range(0, whole, WIDTH):
+            convert_bfloats(source + 4 * i, target + 2 * i)
+        for i in range(whole, count):
+            poke_bfloat(target + 2 * i, peek(source + 4 * i))
+        for i in range(count, (count + WIDTH - 1) // WIDTH * WIDTH):
+            poke_bfloat(target + 2 * i, np.float32(0.0))
+
+
+def _pack_rows(source: Any, stride: Any, columns: Any, count: Any, b: Any, b_stride: Any) -> None:
+    padded = (count + WIDTH - 1) // WIDTH * WIDTH
+    for j in range(columns):
+        for i in range(count, padded):
+            poke(source + 4 * (j * stride + i), np.float32(0.0))
+    for j in range(columns, WIDTH):
+        for i in range(padded):
+            poke(source + 4 * (j * stride + i), np.float32(0.0))
+    for i in range(0, padded, WIDTH):
+        for half in range(2):
+            place = b + (i // WIDTH * 2 + half) * TILE_BYTES
+            pack_tile_from_rows(source + 4 * (16 * half * stride + i), 4 * stride, place)
+
+
+def _pack_columns(source: Any, stride: Any, count: Any, columns: Any, b: Any, b_stride: Any) -> None:
+    padded = (columns + WIDTH - 1) // WIDTH * WIDTH
+    for i in range(count):
+        for j in range(columns, padded):
+            poke(source + 4 * (i * stride + j), np.float32(0.0))
+    for i in range(count, (count + WIDTH - 1) // WIDTH * WIDTH):
+        for j in range(padded):
+            poke(source + 4 * (i * stride + j), np.float32(0.0))
+    for i in range(0, count, WIDTH):
+        for j in range(0, padded, 16):
+            place = b + 4 * (j // WIDTH) * b_stride + (i // WIDTH * 2 + j // 16 % 2) * TILE_BYTES
+            pack_tile_from_columns(source + 4 * (i * stride + j), 4 * stride, place)
+
+
+def _multiply(
+    a: Any,
+    a_stride: Any,
+    b: Any,
+    b_stride: Any,
+    c: Any,
+    c_stride: Any,
+    tokens: Any,
+    columns: Any,
+    depth: Any,
+    accumulate: Any,
+    spare: Any,
+) -> None:
+    steps = (depth + WIDTH - 1) // WIDTH
+    row = 4 * a_stride
+    tiles_configure()
+    for t in range(0, tokens, WIDTH):
+        height = min(WIDTH, tokens - t)
+        for n in range(0, columns, WIDTH):
+            width = min(WIDTH, columns - n)
+            whole = height == WIDTH and width == WIDTH
+            place = c + 4 * (t * c_stride + n)
+            target = place if whole else spare
+            stride = 4 * c_stride if whole else 4 * WIDTH
+            if not whole and accumulate:
+                for i in range(height):
+                    for j in range(width):
+                        poke(spare + 4 * (i * WIDTH + j), peek(place + 4 * (i * c_stride + j)))
+            left = a + t * row
+            lower = left + 16 * row
+            right = b + 4 * (n // WIDTH) * b_stride
+            if accumulate:
+                tile_load(0, target, stride)
+                tile_load(1, target + 64, stride)
+            else:
+                tile_zero(0)
+                tile_zero(1)
+            if height > 16:
+                if accumulate:
+                    tile_load(2, target + 16 * stride, stride)
+                    tile_load(3, target + 16 * stride + 64, stride)
+                else:
+                    tile_zero(2)
+                    tile_zero(3)
+                for _ in range(steps):
+                    tile_load(4, left, row)
+                    tile_load(6, right, 64)
+                    tile_multiply(0, 4, 6)
+                    tile_load(7, right + TILE_BYTES, 64)
+                    tile_multiply(1, 4, 7)
+                    tile_load(5, lower, row)
+                    tile_multiply(2, 5, 6)
+                    tile_multiply(3, 5, 7)
+                    left += 64
+                    lower += 64
+                    right += 2 * TILE_BYTES
+                tile_store(2, target + 16 * stride, stride)
+                tile_store(3, target + 16 * stride + 64, stride)
+            else:
+                for _ in range(steps):
+                    tile_load(4, left, row)
+                    tile_load(6, right, 64)
+                    tile_multiply(0, 4, 6)
+                    tile_load(7, right + TILE_BYTES, 64)
+                    tile_multiply(1, 4, 7)
+                    left += 64
+                    right += 2 * TILE_BYTES
+            tile_store(0, target, stride)
+            tile_store(1, target + 64, stride)
+            if not whole:
+                for i in range(height):
+                    for j in range(width):
+                        poke(place + 4 * (i * c_stride + j), peek(spare + 4 * (i * WIDTH + j)))
+    tiles_release()

@@ -1,0 +1,148 @@
+"""What a product is made of, for one instruction set: packing and the panel kernel.
+
+A product C = A·B is computed panel by panel: B is a panel of decoded weights, packed for the
+instruction set in sub-panels of `width` columns; A are activations, converted once a call. All four
+functions take addresses and int64 (strides in float32 elements):
+
+    convert(x, x_stride, tokens, count, a, a_stride)            tokens <= token_block
+    pack_rows(source, stride, columns, count, b, b_stride)      source row j is column j of B
+    pack_columns(source, stride, count, columns, b, b_stride)   source row i is row i of B
+    multiply(a, a_stride, b, b_stride, c, c_stride, tokens, columns, depth, accumulate, spare)
+
+`pack_rows` serves one sub-panel, `pack_columns` all of a panel, sub-panel s from b + s·b_stride. The
+packing functions fill up to whole vectors or tiles with zeros, in their source too. `spare` is room
+for one tile of C at the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+from numba import cfunc, config, types
+
+Floats = npt.NDArray[np.float32]
+
+PACK_SIGNATURE = types.void(*[types.int64] * 6)
+MULTIPLY_SIGNATURE = types.void(*[types.int64] * 11)
+
+
+@attrs.frozen(kw_only=True)
+class Variant:
+    """The functions of one instruction set, compiled, and the layout they agree on."""
+
+    name: str
+    convert: Any
+    pack_rows: Any
+    pack_columns: Any
+    multiply: Any
+    width: int
+    """Columns of a sub-panel of B."""
+    token_block: int
+    """Tokens that are converted and multiplied together."""
+    weights_per_float: int
+    """Packed weights in the room of one float32: 2 for bfloat16."""
+    activation_step: int
+    """Twice the float32 elements of converted activations per step along the depth."""
+    depth: int
+    """Steps of the sum for which a panel is packed at once."""
+
+    def activation_stride(self, columns: int) -> int:
+        """float32 elements a token takes once converted."""
+        if self.weights_per_float == 1:
+            return columns
+        stride = -(-columns // 32) * 16
+        # Rows a multiple of 1 KiB apart would compete for the same few cache sets.
+        return stride + 16 if stride % 256 == 0 else stride
+
+
+def compiled(signature: Any, function: Callable[..., Any]) -> Any:
+    """A Numba `cfunc` of `function`, cached on disk; what holds it must outlive its address."""
+    return cfunc(signature, cache=True)(function)
+
+
+def variant(name: str) -> Variant:
+    """The variant called `name`, compiling (or loading from the cache) its functions."""
+    if config.DISABLE_JIT:
+        return python_variant()
+    if name == "amx":
+        from ._gemm_amx import tile_variant
+
+        return tile_variant()
+    from ._gemm_f32 import float_variant
+
+    return float_variant(name)
+
+
+# The portable variant as it runs without the JIT: on NumPy views in place of addresses.
+
+PYTHON_WIDTH = 8
+PYTHON_BLOCK = 6
+
+
+def python_variant() -> Variant:
+    """The portable variant in plain Python and NumPy."""
+    return Variant(
+        name="portable",
+        convert=_convert,
+        pack_rows=_pack_rows,
+        pack_columns=_pack_columns,
+        multiply=_multiply,
+        width=PYTHON_WIDTH,
+        token_block=PYTHON_BLOCK,
+        weights_per_float=1,
+        activation_step=2 * PYTHON_BLOCK,
+        depth=512,
+    )
+
+
+def _strided(flat: Floats, rows: int, columns: int, stride: int) -> Floats:
+    return np.lib.stride_tricks.as_strided(flat, (rows, columns), (4 * stride, 4))
+
+
+def _convert(x: Floats, x_stride: int, tokens: int, count: int, a: Floats, a_stride: int) -> None:
+    _strided(a, count, tokens, PYTHON_BLOCK)[...] = _strided(x, tokens, count, x_stride).T
+
+
+def _pack_rows(source: Floats, stride: int, columns: int, count: int, b: Floats, b_stride: int) -> None:
+    packed = _strided(b, count, PYTHON_WIDTH, PYTHON_WIDTH)
+    packed[:, columns:] = 0.0
+    packed[:, :columns] = _strided(source, columns, count, stride).T
+
+
+def _pack_columns(source: Floats, stride: int, count: int, columns: int, b: Floats, b_stride: int) -> None:
+    values = _strided(source, count, columns, stride)
+    for number, first in enumerate(range(0, columns, PYTHON_WIDTH)):
+        packed = _strided(b[number * b_stride :], count, PYTHON_WIDTH, PYTHON_WIDTH)
+        part = values[:, first : first + PYTHON_WIDTH]
+        packed[:, part.shape[1] :] = 0.0
+        packed[:, : part.shape[1]] = part
+
+
+def _multiply(
+    a: Floats,
+    a_stride: int,
+    b: Floats,
+    b_stride: int,
+    c: Floats,
+    c_stride: int,
+    tokens: int,
+    columns: int,
+    depth: int,
+    accumulate: int,
+    spare: Floats,
+) -> None:
+    result = _strided(c, tokens, columns, c_stride)
+    if not accumulate:
+        result[...] = 0.0
+    for first in range(0, tokens, PYTHON_BLOCK):
+        block = result[first : first + PYTHON_BLOCK]
+        left = _strided(a[first * a_stride :], depth, len(block), PYTHON_BLOCK)
+        for number, column in enumerate(range(0, columns, PYTHON_WIDTH)):
+            right = _strided(b[number * b_stride :], depth, PYTHON_WIDTH, PYTHON_WIDTH)
+            part = block[:, column : column + PYTHON_WIDTH]
+            for step in range(depth):
+                part += left[step, :, None] * right[step, : part.shape[1]]

@@ -1,0 +1,1 @@
+"""Tokenizers that reproduce llama.cpp's, by `tokenizer.ggml.model` of the GGUF."""

@@ -135,7 +135,7 @@ def test_every_type(parse: Parse, tmp_path: Path) -> None:
             "[[t.inner]]\ndepth = 1",
             "t.inner: expected one table, got an array of tables (write [t.inner], not [[t.inner]])",
         ),
-        ("[t.inner]\ndepth = 0", "t.inner.depth: must be at least 1 layers, got 0"),
+        ("[t.inner]\ndepth = 0", "t.inner.depth: must be at least 1, got 0 layers"),
         ("[t.inner]", "t.inner.depth: required key is missing (Depth.)"),
         ("[t.many]\ndepth = 1", "t.many: expected an array of tables, got a table"),
         (

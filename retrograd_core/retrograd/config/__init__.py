@@ -6,6 +6,7 @@ The way of a file: `load_document` → `read_shared` → (plugins are found) →
 
 from .document import Document, Origin, RawTable, load_document, parse_document, parse_value
 from .keys import ConfigKey, keys_of
+from .lint import class_faults
 from .reference import render_table, sections_in, update_reference
 from .report import ordered, raise_problems
 from .resolved import resolved_text, to_table, write_resolved
@@ -54,6 +55,7 @@ __all__ = [
     "check_component",
     "check_init_adapter",
     "check_rules",
+    "class_faults",
     "json_schema",
     "keys_of",
     "load_document",

@@ -60,10 +60,10 @@ def _row(key: ConfigKey) -> tuple[str, str, str, str]:
     info = key.info
     bounds = bounds_text(minimum=info.minimum, maximum=info.maximum, above=info.above, below=info.below)
     notes = [info.doc]
-    if bounds:
-        notes.append(f"{bounds[0].upper()}{bounds[1:]}{f' {info.unit}' if info.unit else ''}.")
-    elif info.unit:
-        notes.append(f"In {info.unit}.")
+    in_unit = f"in {info.unit}" if info.unit else ""
+    range_text = ", ".join(text for text in (in_unit, bounds) if text)
+    if range_text:
+        notes.append(f"{range_text[0].upper()}{range_text[1:]}.")
     if info.excluded_by:
         notes.append(f"Not together with `{info.excluded_by}`.")
     return f"`{key.name}`", type_text(key.type), _default_text(key), " ".join(notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -62,6 +63,8 @@ def write_resolved(
         temporary.write_text(resolved_text(config, components, versions), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         message = f"cannot write the resolved configuration: {error.strerror or error}"
         raise ConfigError([Problem(where=str(path), message=message)]) from error
 

@@ -46,7 +46,7 @@ def component_sections_apply(shared: SharedSections, shape: RunShape) -> Iterato
 def _stray(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[Problem]:
     name = str(path[0])
     if name in NAMED_TABLES:
-        yield _stray_named_table(shared, shape, path)
+        yield from _stray_named_table(shared, shape, path)
     elif name in KNOWN_ALGORITHM_SECTIONS:
         if shape.algorithm:
             yield _section_problem(
@@ -78,20 +78,23 @@ def _stray(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[P
         yield _problem(shared, path, join_key(path), "unknown key outside any section", hint)
 
 
-def _stray_named_table(shared: SharedSections, shape: RunShape, path: KeyPath) -> Problem:
+def _stray_named_table(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[Problem]:
     table = str(path[0])
     named = NAMED_TABLES[table]
     chosen = [name.partition(".")[2] for name in shape.sections if name.startswith(f"{table}.")]
     if len(path) < 2 or not isinstance(shared.document.value(path), Mapping):
-        return _problem(
+        yield _problem(
             shared,
             path,
             join_key(path),
             f"expected a table [{table}.NAME] with the options of one {named.singular}",
             f"did you mean [{table}.{chosen[0] if chosen else 'NAME'}]?",
         )
+        return
+    if table == "plugin":
+        return  # such a table selects its plugin; that it is not installed is said where plugins are found
     used = " and ".join(quote(name) for name in chosen) or f"no {named.singular} with options"
-    return _section_problem(
+    yield _section_problem(
         shared,
         path,
         f"this section does not apply: {named.selector} selects {used}",

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import Component, Problem
+from retrograd_hookspecs import Component, PluginError, Problem
 
 from .document import Document
 from .keys import keys_of
@@ -77,9 +77,19 @@ def table_name(kind: str, component: Component[Any, Any]) -> str | None:
 
 
 def read_component(kind: str, component: Component[Any, Any], document: Document) -> Structured[Any]:
-    """The table of a component, read with its class; one without a table has its defaults."""
+    """The table of a component, read with its class; one without a table has its defaults.
+
+    Raises:
+        PluginError: the component has a required key, but its kind has no table where it could be given.
+    """
     name = table_name(kind, component)
     if name is None:
+        required = [key.name for key in keys_of(component.config) if key.required]
+        if required:
+            raise PluginError(
+                f"{kind}.{component.name}: the key {required[0]!r} is required, but {kind} have no table of"
+                " their own in the TOML: give it a default"
+            )
         return Structured(value=component.config(), keys={}, problems=())
     return read_table(component.config, document.table(name))
 

@@ -176,7 +176,7 @@ def _check_bounds(node: _Node, value: Any) -> None:
     ):
         allowed = bounds_text(minimum=info.minimum, maximum=info.maximum, above=info.above, below=info.below)
         unit = f" {info.unit}" if info.unit else ""
-        node.refuse_value(f"must be {allowed}{unit}", show(value))
+        node.refuse_value(f"must be {allowed}", f"{show(value)}{unit}")
 
 
 def _build(node: _Node, cls: type[T], arguments: Mapping[str, Any]) -> T:

@@ -1,6 +1,6 @@
-"""Writes the quickstart's data: support tickets, answered by one line of JSON.
+"""Writes the data that `retrograd quickstart` trains on: support tickets, answered by one line of JSON.
 
-    python examples/quickstart/make_data.py DIRECTORY
+    python examples/quickstart/make_data.py plugins/retrograd_plugins/quickstart_data
 
 The wording of the held-out tickets does not occur in the training file.
 """

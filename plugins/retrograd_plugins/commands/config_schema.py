@@ -14,7 +14,7 @@ def config_schema() -> None:
     """Write the schema to stdout; all installed plugins' keys are in it."""
     import json
 
-    from retrograd.schema import installed_schema
+    from retrograd.installed import installed_schema
 
     click.echo(json.dumps(installed_schema(), indent=2, ensure_ascii=False))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,6 +13,8 @@ from retrograd.config import (
     CONDITIONAL_KEYS,
     SHARED_SECTIONS,
     Document,
+    OutputConfig,
+    RunSection,
     RunShape,
     check_rules,
     keys_of,
@@ -257,6 +260,18 @@ def test_an_unknown_algorithm_makes_no_section_stray(parse: Parse) -> None:
     assert shown == [
         "run.toml:12: [trainig]: unknown section: nothing in this run reads it (did you mean training?)"
     ]
+
+
+def test_commands_that_train_nothing_need_fewer_sections(parse: Parse) -> None:
+    document = Document.from_values({"model": {"path": "/m.gguf"}}, name="command line")
+    absent = {"run": RunSection(algorithm=""), "output": OutputConfig(path=Path("/unused"))}
+    shared = read_shared(document, absent=absent)
+    assert check_rules(shared, RunShape.of([("trainables", LORA)])) == []
+    assert shared.config().run.algorithm == ""
+    assert shared.value("output.kind") is None
+    text = "[model]\npath = 'm'\n[output]\nkind = 'adaptor'\n"
+    keys = [problem.key for problem in read_shared(parse(text), absent=absent).problems]
+    assert keys == ["output.kind", "output.path"]
 
 
 def test_tables_of_components() -> None:

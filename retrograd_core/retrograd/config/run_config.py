@@ -137,17 +137,24 @@ class SharedSections:
         return RunConfig(document=self.document, **values)
 
 
-def read_shared(document: Document) -> SharedSections:
-    """Read the shared sections. Problems are kept, so that all of a file can be reported together."""
+def read_shared(document: Document, *, absent: Mapping[str, Any] | None = None) -> SharedSections:
+    """Read the shared sections. Problems are kept, so that all of a file can be reported together.
+
+    `absent` holds objects for required sections that the document may leave out, for commands that
+    need a model and train nothing: `{"run": RunSection(algorithm="")}`.
+    """
     elsewhere: dict[str, list[str]] = {}
     for name, cls in SHARED_SECTIONS.items():
         for key in keys_of(cls):
             elsewhere.setdefault(key.name, []).append(name)
-    sections = {
-        name: read_table(cls, document.table(name), elsewhere=elsewhere)
-        for name, cls in SHARED_SECTIONS.items()
-        if name not in OPTIONAL_SECTIONS or document.table(name).given
-    }
+    sections: dict[str, Structured[Any]] = {}
+    for name, cls in SHARED_SECTIONS.items():
+        table = document.table(name)
+        if not table.given and absent is not None and name in absent:
+            values = {key.name: getattr(absent[name], key.name) for key in keys_of(cls)}
+            sections[name] = Structured(value=absent[name], keys=values, problems=())
+        elif table.given or name not in OPTIONAL_SECTIONS:
+            sections[name] = read_table(cls, table, elsewhere=elsewhere)
     return SharedSections(document=document, sections=sections)
 
 

@@ -34,7 +34,7 @@ def component_sections_apply(shared: SharedSections, shape: RunShape) -> Iterato
         if join_key(path) not in shape.sections:
             yield from _stray(shared, shape, path)
     for name in sorted(shape.required):
-        if not shared.given(name):
+        if shape.algorithm and not shared.given(name):
             yield _section_problem(
                 shared,
                 (name,),

@@ -21,7 +21,7 @@ from retrograd.config import (
     read_shared,
     table_name,
 )
-from retrograd_hookspecs import Component, ConfigError, NoConfig
+from retrograd_hookspecs import Component, ConfigError
 
 from .components import ADAMW, FULL, GRPO, LORA, SFT, SFT_RUN, SGD, read_run
 
@@ -279,7 +279,7 @@ def test_tables_of_components() -> None:
     assert table_name("algorithms", attrs.evolve(SFT, section="agent")) == "agent"
     assert table_name("trainables", FULL) is None
     assert table_name("optimizers", SGD) == "optimizer.sgd"
-    assert table_name("hooks", attrs.evolve(SGD, config=NoConfig)) == "plugin.sgd"
+    assert table_name("hooks", FULL) == "plugin.full"
     assert table_name("kernels", SGD) is None
 
 

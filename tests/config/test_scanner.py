@@ -50,7 +50,7 @@ class Writer:
             styles.append(f"'{name}'")
         if bare:
             styles.append(name)
-        return self.draw(st.sampled_from(styles))
+        return str(self.draw(st.sampled_from(styles)))
 
     def value(self, path: KeyPath, depth: int) -> None:
         kind = self.draw(

@@ -43,7 +43,7 @@ def unknown_keys(record: Mapping[str, Any]) -> list[str]:
 def parse_messages(value: Any, where: str, chat_format: ChatFormat) -> list[Message]:
     """Messages one by one, without looking at their order."""
     if not isinstance(value, list):
-        raise RecordError(f"must be an array of messages, is a {kind_of(value)}", key=where)
+        raise RecordError(f"must be an array of messages, is {kind_of(value)}", key=where)
     if not value:
         raise RecordError("is empty", key=where, hint="a record needs a user and an assistant message")
     return [_message(item, f"{where}[{index}]", chat_format) for index, item in enumerate(value)]
@@ -129,7 +129,7 @@ def _messages_of(record: Mapping[str, Any]) -> Any:
 
 def _message(value: Any, where: str, chat_format: ChatFormat) -> Message:
     if not isinstance(value, dict):
-        raise RecordError(f"must be an object with role and content, is a {kind_of(value)}", key=where)
+        raise RecordError(f"must be an object with role and content, is {kind_of(value)}", key=where)
     role = value.get("role")
     if role not in ROLES:
         shown = kind_of(role) if not isinstance(role, str) else repr(role)
@@ -169,7 +169,7 @@ def _content(value: Mapping[str, Any], role: str, has_calls: bool, where: str) -
         raise RecordError("has no content" if "content" not in value else "the content is null", key=where)
     if not isinstance(content, str):
         hint = "only text is supported: write its parts as one string" if isinstance(content, list) else ""
-        raise RecordError(f"must be a string, is a {kind_of(content)}", key=f"{where}.content", hint=hint)
+        raise RecordError(f"must be a string, is {kind_of(content)}", key=f"{where}.content", hint=hint)
     # A tool may answer nothing, and a turn may consist of its calls alone.
     if not content.strip() and role != "tool" and not has_calls:
         raise RecordError("is empty" if not content else "is only white space", key=f"{where}.content")
@@ -249,12 +249,12 @@ def _string(value: Mapping[str, Any], name: str, where: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise RecordError(f"must be a string, is a {kind_of(text)}", key=f"{where}.{name}")
+        raise RecordError(f"must be a string, is {kind_of(text)}", key=f"{where}.{name}")
     return text
 
 
 def _boolean(value: Mapping[str, Any], name: str, where: str) -> bool:
     flag = value.get(name, False)
     if not isinstance(flag, bool):
-        raise RecordError(f"must be true or false, is a {kind_of(flag)}", key=f"{where}.{name}")
+        raise RecordError(f"must be true or false, is {kind_of(flag)}", key=f"{where}.{name}")
     return flag

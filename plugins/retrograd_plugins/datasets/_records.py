@@ -91,15 +91,17 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise RecordError(f"holds a number that cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise RecordError(f"is a JSON {_kind(value)}, not an object", hint='expected {"messages": […]}')
+        raise RecordError(f"is {_kind(value)}, not a JSON object", hint='expected {"messages": […]}')
     _refuse_surrogates(value, text)
     return value
 
 
 def kind_of(value: Any) -> str:
-    """The JSON name of a value's type, with the value where it is short."""
+    """The JSON name of a value's type with its article, and the value where it is short."""
     shown = json.dumps(value, ensure_ascii=False)
-    return f"{_kind(value)} {shown}" if len(shown) <= 40 and not isinstance(value, str) else _kind(value)
+    if value is None or isinstance(value, str) or len(shown) > 40:
+        return _kind(value)
+    return f"{_kind(value)} {shown}"
 
 
 def read_bytes(path: Path) -> bytes:
@@ -166,5 +168,5 @@ def _near(text: str, position: int) -> str:
 def _kind(value: Any) -> str:
     if value is None:
         return "null"
-    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return names[type(value)]
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
+    return names.get(type(value), "an object")

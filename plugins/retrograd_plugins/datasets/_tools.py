@@ -21,7 +21,7 @@ def parse_tools(value: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise RecordError(f"must be an array of tools, is a {kind_of(value)}", key=where)
+        raise RecordError(f"must be an array of tools, is {kind_of(value)}", key=where)
     tools = [_tool(item, f"{where}[{index}]") for index, item in enumerate(value)]
     seen: set[str] = set()
     for index, tool in enumerate(tools):
@@ -39,7 +39,7 @@ def parse_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
     calls of one id.
     """
     if not isinstance(value, list):
-        raise RecordError(f"must be an array of calls, is a {kind_of(value)}", key=where)
+        raise RecordError(f"must be an array of calls, is {kind_of(value)}", key=where)
     calls = tuple(_call(item, f"{where}[{index}]") for index, item in enumerate(value))
     ids = [call.id for call in calls if call.id]
     for call_id in ids:
@@ -55,13 +55,13 @@ def _tool(value: Any, where: str) -> dict[str, Any]:
     description = function.get("description", "")
     if not isinstance(description, str):
         raise RecordError(
-            f"must be a string, is a {kind_of(description)}",
+            f"must be a string, is {kind_of(description)}",
             key=f"{where}.description",
         )
     parameters = function.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, dict):
         raise RecordError(
-            f"must be a JSON Schema object, is a {kind_of(parameters)}", key=f"{where}.parameters"
+            f"must be a JSON Schema object, is {kind_of(parameters)}", key=f"{where}.parameters"
         )
     if parameters.get("type", "object") != "object":
         raise RecordError(
@@ -73,7 +73,7 @@ def _tool(value: Any, where: str) -> dict[str, Any]:
 def _call(value: Any, where: str) -> ToolCall:
     identity = value.get("id", "") if isinstance(value, dict) else ""
     if not isinstance(identity, str):
-        raise RecordError(f"must be a string, is a {kind_of(identity)}", key=f"{where}.id")
+        raise RecordError(f"must be a string, is {kind_of(identity)}", key=f"{where}.id")
     function = _inner(value, where, "name and arguments")
     _only(function, ("name", "arguments", *(() if "function" in value else ("id", "type"))), where)
     if "arguments" not in function:
@@ -88,7 +88,7 @@ def _call(value: Any, where: str) -> ToolCall:
             ) from None
     if not isinstance(arguments, dict):
         raise RecordError(
-            f"must be an object or a JSON string of one, is a {kind_of(arguments)}", key=f"{where}.arguments"
+            f"must be an object or a JSON string of one, is {kind_of(arguments)}", key=f"{where}.arguments"
         )
     return ToolCall(name=_name(function, where), arguments=arguments, id=identity)
 
@@ -96,7 +96,7 @@ def _call(value: Any, where: str) -> ToolCall:
 def _inner(value: Any, where: str, expected: str) -> dict[str, Any]:
     """The object with the name: the value itself or its `function`."""
     if not isinstance(value, dict):
-        raise RecordError(f"must be an object with {expected}, is a {kind_of(value)}", key=where)
+        raise RecordError(f"must be an object with {expected}, is {kind_of(value)}", key=where)
     if value.get("type", "function") != "function":
         raise RecordError(f"has the type {value['type']!r}", key=where, hint='only "function" is known')
     if "function" not in value:
@@ -105,7 +105,7 @@ def _inner(value: Any, where: str, expected: str) -> dict[str, Any]:
     function = value["function"]
     if not isinstance(function, dict):
         raise RecordError(
-            f"must be an object with {expected}, is a {kind_of(function)}", key=f"{where}.function"
+            f"must be an object with {expected}, is {kind_of(function)}", key=f"{where}.function"
         )
     return function
 

@@ -25,6 +25,7 @@ from .formats import FORMATS_BY_ID, BlockFormat
 
 _VERSIONS = (2, GGUF_VERSION)
 _MAX_DIMENSIONS = 4
+_MAX_NESTING = 4
 _SCALARS: Mapping[int, np.dtype[Any]] = {
     int(GGUFValueType.UINT8): np.dtype("u1"),
     int(GGUFValueType.INT8): np.dtype("i1"),
@@ -202,19 +203,21 @@ class _Parser:
             placed.append(attrs.evolve(entry, offset=data_start + entry.offset))
         return placed
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         dtype = _SCALARS.get(kind)
         if dtype is not None:
             return np.frombuffer(self._take(dtype.itemsize), dtype)[0].item()
         if kind == GGUFValueType.STRING:
             return self._text()
         if kind == GGUFValueType.ARRAY:
-            return self._array()
+            return self._array(depth + 1)
         self._fail(
             f"value type {kind} is unknown", f"the file is damaged or newer than this program: {_AGAIN}"
         )
 
-    def _array(self) -> list[Any]:
+    def _array(self, depth: int) -> list[Any]:
+        if depth > _MAX_NESTING:
+            self._fail(f"arrays are nested more than {_MAX_NESTING} deep", f"the file is damaged: {_AGAIN}")
         kind, count = self._integer("<I"), self._integer("<Q")
         dtype = _SCALARS.get(kind)
         if dtype is not None:
@@ -223,7 +226,7 @@ class _Parser:
             self._truncated(count * 8)
         if kind == GGUFValueType.STRING:
             return self._texts(count)
-        return [self._value(kind) for _ in range(count)]
+        return [self._value(kind, depth) for _ in range(count)]
 
     def _texts(self, count: int) -> list[str]:
         # The one hot loop of opening a model: a vocabulary has up to 262,144 entries.

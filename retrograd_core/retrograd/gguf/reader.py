@@ -128,6 +128,8 @@ def open_model(path: str | Path) -> GGUFFile:
 def _load_parts(path: Path) -> list[ParsedFile]:
     opened = parse_file(path)
     count = opened.metadata.get("split.count", 0)
+    if not isinstance(count, int):
+        raise ModelError(f"{path}: metadata split.count is {count!r}, not a number; download the model again")
     if count <= 1:
         return [opened]
     match = _PART.fullmatch(path.name)

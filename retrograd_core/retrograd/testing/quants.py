@@ -52,6 +52,14 @@ def random_weights(
         _set_iq1_m_scale(blocks, 1.0)
         _set_iq1_m_scale(blocks, deviation / float(layout.dequantise(packed).std()))
         return packed
+    if layout.name == "NVFP4":
+        # Four scale bytes in unsigned E4M3 a block: the nearest of the 126 possible ones.
+        def spread(scale: int) -> float:
+            blocks[:, :4] = scale
+            return float(layout.dequantise(packed).std())
+
+        blocks[:, :4] = min(range(1, 127), key=lambda scale: abs(spread(scale) - deviation))
+        return packed
     scale_at, minimum_at, ratio = _SCALES[layout.name]
     _set_scales(blocks, scale_at, minimum_at, 1.0, ratio)
     factor = deviation / float(layout.dequantise(packed).std())

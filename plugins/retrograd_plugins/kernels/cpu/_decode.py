@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
-from numba import cfunc, config, types
+from numba import cfunc, types
 
 from . import _decode_codebook, _decode_k, _decode_legacy
+from ._simd_features import jit_disabled
 
 SIGNATURE = types.void(
     types.CPointer(types.uint8),
@@ -69,6 +70,6 @@ def decoder(block_format: Format) -> Any:
 
     The holder (a Numba `cfunc`, with `address`) must live as long as its address is used.
     """
-    if config.DISABLE_JIT:
+    if jit_disabled():
         return block_format.decode
     return cfunc(SIGNATURE, cache=True)(python_form(block_format.decode))

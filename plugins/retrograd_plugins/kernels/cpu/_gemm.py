@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-from numba import config
 
 from retrograd_hookspecs import KernelError, QuantMatrix
 
@@ -22,8 +21,11 @@ from ._gemm_drivers import (
     multiply_parallel,
 )
 from ._gemm_kernels import Variant
+from ._simd_features import jit_disabled
 
 Floats = npt.NDArray[np.float32]
+Step = tuple[Plan, npt.NDArray[np.int64]]
+"""A plan, and the same as the array that drivers take."""
 
 PANEL = 128
 """Columns of a task in float32 and bfloat16 alike: reuses a block of activations from the first cache."""
@@ -35,6 +37,9 @@ SERIAL_VALUES = 1 << 15
 """Activations up to this many are converted on the calling thread: a parallel region costs more."""
 GRADIENT_VALUES = 4 << 20
 """Output gradients are converted in parts of about this many values, to bound the scratch."""
+
+KEPT_PLANS = 4096
+"""Plans kept for shapes seen before; a run has few, generation one a number of sequences."""
 
 
 def _round_up(value: int, step: int) -> int:
@@ -89,7 +94,7 @@ class WeightOps:
         self._workspace = workspace
         self._variant: Variant | None = None
         self._decoder: Any = None
-        self._plans: dict[tuple[int, int, int], tuple[Plan, npt.NDArray[np.int64]]] = {}
+        self._plans: dict[tuple[str, int, int, int, bool], list[Step]] = {}
 
     def matmul(self, x: Floats, w: QuantMatrix, out: Floats) -> None:
         """out (T, N) = x (T, K) · Wᵀ, float32.
@@ -104,12 +109,7 @@ class WeightOps:
         if tokens == 0:
             return
         kernels = self._kernels()
-        key = (tokens, rows, columns)
-        found = self._plans.get(key)
-        if found is None:
-            plan = self._plan(tokens, w)
-            found = self._plans[key] = plan, plan.packed()
-        plan, packed = found
+        [(plan, packed)] = self._steps("forward", tokens, w, False)
         a = self._convert(kernels, plan, x.reshape(-1), 0, columns)
         multiply_parallel(
             entry(self._decoder),
@@ -136,23 +136,13 @@ class WeightOps:
         if tokens == 0:
             return
         kernels = self._kernels()
-        whole = self._gradient_plan(tokens, w)
-        part = max(whole.depth, GRADIENT_VALUES // tokens // whole.depth * whole.depth)
-        for first in range(0, rows, part):
-            stop = min(rows, first + part)
-            plan = attrs.evolve(
-                whole,
-                first=first,
-                stop=stop,
-                accumulate=int(accumulate or first > 0),
-                a_stride=kernels.activation_stride(stop - first),
-            )
-            a = self._convert(kernels, plan, dout.reshape(-1), first, stop - first)
+        for plan, packed in self._steps("gradient", tokens, w, bool(accumulate)):
+            a = self._convert(kernels, plan, dout.reshape(-1), plan.first, plan.stop - plan.first)
             multiply_gradient_parallel(
                 entry(self._decoder),
                 entry(kernels.pack_columns),
                 entry(kernels.multiply),
-                plan.packed(),
+                packed,
                 data,
                 a,
                 dx.reshape(-1),
@@ -200,9 +190,9 @@ class WeightOps:
         blocks, rest = divmod(w.columns, layout.values)
         if rest or w.data.shape[1] != blocks * layout.bytes or w.data.dtype != np.uint8:
             raise KernelError(
-                f"weight {w.name!r}: {w.columns} columns of {layout.name} take whole blocks of {layout.values}"
-                f" values in {layout.bytes} bytes, but a row has {w.data.shape[1]} bytes of {w.data.dtype};"
-                " the file is damaged or names the wrong format"
+                f"weight {w.name!r}: {w.columns} columns of {layout.name} take whole blocks of"
+                f" {layout.values} values in {layout.bytes} bytes, but a row has {w.data.shape[1]} bytes of"
+                f" {w.data.dtype}; the file is damaged or names the wrong format"
             )
         if not w.data.flags.c_contiguous:
             raise KernelError(f"weight {w.name!r}: rows must lie one after another; copy it first")
@@ -224,6 +214,18 @@ class WeightOps:
             convert_parallel(convert, x, start, stride, *sizes, self._workspace.counter, plan.threads)
         return a
 
+    def _steps(self, direction: str, tokens: int, w: QuantMatrix, accumulate: bool) -> list[Step]:
+        """Plans of the calls that make up one product, kept for the next one of the same shape."""
+        key = (direction, tokens, w.rows, w.columns, accumulate)
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= KEPT_PLANS:
+                self._plans.clear()
+            forward = direction == "forward"
+            plans = [self._plan(tokens, w)] if forward else self._gradient_plans(tokens, w, accumulate)
+            found = self._plans[key] = [(plan, plan.packed()) for plan in plans]
+        return found
+
     def _plan(self, tokens: int, w: QuantMatrix) -> Plan:
         """Panels of weight rows; narrower or by chunks of tokens where threads would idle."""
         kernels = self._kernels()
@@ -235,8 +237,8 @@ class WeightOps:
         depth = min(kernels.depth, _round_up(w.columns, DECODED))
         return self._layout(w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED)
 
-    def _gradient_plan(self, tokens: int, w: QuantMatrix) -> Plan:
-        """Panels of weight columns, in whole blocks."""
+    def _gradient_plans(self, tokens: int, w: QuantMatrix, accumulate: bool) -> list[Plan]:
+        """Panels of weight columns, in whole blocks; one plan for each part of the weight's rows."""
         kernels = self._kernels()
         step = max(kernels.width, self._format.values)
         panel = max(step, PANEL // step * step)
@@ -244,7 +246,18 @@ class WeightOps:
             panel //= 2
         chunk = self._chunk(tokens, -(-w.columns // panel))
         depth = min(kernels.depth, _round_up(w.rows, 32))
-        return self._layout(w, tokens, panel, chunk, depth, 32, panel * 32)
+        whole = self._layout(w, tokens, panel, chunk, depth, 32, panel * 32)
+        part = max(depth, GRADIENT_VALUES // tokens // depth * depth)
+        return [
+            attrs.evolve(
+                whole,
+                first=first,
+                stop=min(w.rows, first + part),
+                accumulate=int(accumulate or first > 0),
+                a_stride=kernels.activation_stride(min(w.rows - first, part)),
+            )
+            for first in range(0, w.rows, part)
+        ]
 
     def _chunk(self, tokens: int, panels: int) -> int:
         parts = min(-(-3 * self._threads // panels), max(1, tokens // CHUNK_TOKENS))
@@ -282,7 +295,7 @@ class WeightOps:
 
 def entry(holder: Any) -> Any:
     """What a driver calls: the address of a compiled function, or without the JIT the function."""
-    return holder if config.DISABLE_JIT else holder.address
+    return holder if jit_disabled() else holder.address
 
 
 def check(

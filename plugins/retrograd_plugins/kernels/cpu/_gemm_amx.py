@@ -44,7 +44,7 @@ def tile_variant() -> Variant:
         token_block=WIDTH,
         weights_per_float=2,
         activation_step=1,
-        depth=1024,
+        depth=2048,
     )
 
 

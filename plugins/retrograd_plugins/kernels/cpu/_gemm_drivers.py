@@ -61,7 +61,15 @@ class Plan:
 
 @njit(nogil=True, cache=True)
 def convert_serial(
-    convert: Any, x: Any, x_start: Any, x_stride: Any, tokens: Any, count: Any, a: Any, a_stride: Any, block: Any
+    convert: Any,
+    x: Any,
+    x_start: Any,
+    x_stride: Any,
+    tokens: Any,
+    count: Any,
+    a: Any,
+    a_stride: Any,
+    block: Any,
 ) -> None:
     """Convert activations on the calling thread."""
     for t in range(0, tokens, block):
@@ -237,6 +245,8 @@ def embed(
     """out (tokens, columns) = scale · W[ids]."""
     for i in range(ids.shape[0]):
         start = i * columns
-        call(decode, address(data, int(ids[i]) * row_bytes), row_bytes, 1, blocks, address(out, start), columns)
+        call(
+            decode, address(data, int(ids[i]) * row_bytes), row_bytes, 1, blocks, address(out, start), columns
+        )
         for j in range(columns):
             out[start + j] *= scale

@@ -43,7 +43,7 @@ def float_variant(name: str) -> Variant:
         token_block=rows,
         weights_per_float=1,
         activation_step=2 * rows,
-        depth=512,
+        depth=1024 if lanes == 16 else 512,
     )
 
 

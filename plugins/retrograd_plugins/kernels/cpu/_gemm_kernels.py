@@ -22,7 +22,9 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-from numba import cfunc, config, types
+from numba import cfunc, types
+
+from ._simd_features import jit_disabled
 
 Floats = npt.NDArray[np.float32]
 
@@ -66,7 +68,7 @@ def compiled(signature: Any, function: Callable[..., Any]) -> Any:
 
 def variant(name: str) -> Variant:
     """The variant called `name`, compiling (or loading from the cache) its functions."""
-    if config.DISABLE_JIT:
+    if jit_disabled():
         return python_variant()
     if name == "amx":
         from ._gemm_amx import tile_variant

@@ -21,7 +21,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import models, register_model
 
-from ._simd_features import has_half_conversion
+from ._simd_features import has_half_conversion, target_features
 
 WIDTH = 16
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -33,7 +33,7 @@ Typer = Callable[..., "tuple[Any, tuple[Any, ...], Emit] | None"]
 """`typer(*numba types) -> (result type, argument types to cast to, emit)`, None if they do not fit."""
 
 
-class Lanes(types.Type):  # type: ignore[misc]
+class Lanes(types.Type):
     """Numba type of 16 int32 or 16 float32."""
 
     def __init__(self, name: str, element: Any) -> None:
@@ -46,9 +46,9 @@ FLOATS = Lanes("lanes_float32", F32)
 
 
 @register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, numba_type: Lanes) -> None:
-        super().__init__(manager, numba_type, numba_type.llvm)
+        super().__init__(manager, numba_type, numba_type.llvm)  # type: ignore[no-untyped-call]
 
 
 def compiled_form(typer: Typer, *, literals: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -66,14 +66,16 @@ def register_operation(
 ) -> None:
     """Teach Numba to type and lower calls of `key` (a function or an operator)."""
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    operation = key
+
+    class Template(AbstractTemplate):
+        key = operation
         prefer_literal = literals
 
         def generic(self, args: Any, kws: Any) -> Any:
             found = typer(*args)
             return None if found is None else signature(found[0], *found[1])
 
-    Template.key = key
     infer_global(key, types.Function(Template))
 
     @lower_builtin(key, *lowered)  # type: ignore[untyped-decorator]
@@ -152,7 +154,7 @@ def _either(*typers: Typer) -> Typer:
     return typer
 
 
-for _key, _typer in {
+for _operator, _operands in {
     operator.and_: _int_op(lambda b, x, y: b.and_(x, y)),
     operator.or_: _int_op(lambda b, x, y: b.or_(x, y)),
     operator.lshift: _int_op(lambda b, x, y: b.shl(x, y)),
@@ -161,7 +163,7 @@ for _key, _typer in {
     operator.sub: _either(_int_op(lambda b, x, y: b.sub(x, y)), _float_op(lambda b, x, y: b.fsub(x, y))),
     operator.mul: _float_op(lambda b, x, y: b.fmul(x, y)),
 }.items():
-    register_operation(_key, _typer, (Lanes, types.Any))
+    register_operation(_operator, _operands, (Lanes, types.Any))
 
 
 def _typer(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Typer:
@@ -328,8 +330,6 @@ def write_floats(target: Any, at: Any, lanes: Any) -> None:
 
 def make_codebook(values: Sequence[int]) -> Callable[[Any], Any]:
     """An operation that maps int32 lanes (each 0 to 15) to the float32 `values`."""
-    from ._simd_features import target_features
-
     table = np.array(values, np.float32)
     numbers = [float(value) for value in values]
 
@@ -347,8 +347,8 @@ def make_codebook(values: Sequence[int]) -> Callable[[Any], Any]:
             result = builder.insert_element(result, builder.load(entry), position)
         return result
 
-    @compiled_form(_typer(FLOATS, (INTS,), emit))
     def codebook(lanes: Any) -> Any:
         return table[lanes]
 
+    register_operation(codebook, _typer(FLOATS, (INTS,), emit), (types.VarArg(types.Any),))
     return codebook

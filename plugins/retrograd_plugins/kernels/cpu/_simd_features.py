@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import llvmlite.binding as llvm
 from numba import config
@@ -27,6 +28,16 @@ _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18
 
 
+def numba_setting(name: str) -> Any:
+    """A setting of `numba.config`, whose attributes are made at run time."""
+    return getattr(config, name)
+
+
+def jit_disabled() -> bool:
+    """True if NUMBA_DISABLE_JIT is set: kernels then run as plain Python."""
+    return bool(numba_setting("DISABLE_JIT"))
+
+
 def is_x86() -> bool:
     """True on a 64-bit x86 processor."""
     return platform.machine().lower() in {"x86_64", "amd64"}
@@ -44,9 +55,9 @@ def target_features() -> frozenset[str]:
     An instruction that the target lacks makes LLVM abort the process, so both must be heeded.
     """
     host = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
-    if config.CPU_FEATURES is None and config.CPU_NAME is None:
+    if numba_setting("CPU_FEATURES") is None and numba_setting("CPU_NAME") is None:
         return host
-    wanted = (config.CPU_FEATURES or "").split(",")
+    wanted = str(numba_setting("CPU_FEATURES") or "").split(",")
     return host & frozenset(name[1:] for name in wanted if name.startswith("+"))
 
 
@@ -74,7 +85,7 @@ def usable_features() -> frozenset[str]:
 
 def usable_variants() -> tuple[str, ...]:
     """Variants that can run here, the preferred first. Only "portable" has a form without the JIT."""
-    if config.DISABLE_JIT:
+    if jit_disabled():
         return ("portable",)
     features = usable_features()
     return tuple(name for name, needs in VARIANTS.items() if needs <= features)

@@ -141,9 +141,7 @@ def _float_tile(rows: Any, vectors: Any, width: Any, step: Any, *rest: Any) -> A
             place = builder.add(a_place, ir.Constant(I64, 4 * i))
             scalar = builder.load(builder.inttoptr(place, F32.as_pointer()), align=4)
             factor = splat(builder, scalar, w)
-            updated += [
-                _multiply_add(builder, factor, columns[j], sums[i * v + j]) for j in range(v)
-            ]
+            updated += [_multiply_add(builder, factor, columns[j], sums[i * v + j]) for j in range(v)]
         following = builder.add(index, ir.Constant(I64, 1))
         index.add_incoming(following, loop)
         for total, value in zip(sums, updated, strict=True):

@@ -1,0 +1,49 @@
+"""Descriptors of the kernels that read weights; imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from retrograd_hookspecs import BuildContext, Component, KernelImpl, NoConfig
+
+SOURCE = "ggml block layouts; Goto & van de Geijn 2008, Anatomy of high-performance matrix multiplication"
+
+
+def weight_component(format_name: str) -> Component[Any, Any]:
+    """The component `cpu.matmul_<format>`: the three ops that read weights of one ggml format."""
+
+    def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
+        return weight_kernels(format_name, context.service("backend"))
+
+    return Component(
+        name=f"cpu.matmul_{format_name.lower()}",
+        config=NoConfig,
+        build=build,
+        summary=f"Products with {format_name} weights, decoded panel by panel, and the embedding lookup.",
+        source=SOURCE,
+        needs=("backend",),
+    )
+
+
+def weight_kernels(format_name: str, backend: Any) -> Sequence[KernelImpl]:
+    """The ops for `format_name`, once for each instruction set that the backend allows."""
+    from ._decode import FORMATS
+    from ._gemm import WeightOps, Workspace
+    from ._gemm_kernels import variant
+
+    workspace = backend.shared("gemm.workspace", Workspace)
+    kernels = []
+    for rank, name in enumerate(reversed(backend.variants)):
+        load = partial(backend.shared, f"gemm.{name}", partial(variant, name))
+        ops = WeightOps(FORMATS[format_name], load, backend.device.threads, workspace)
+        kernels += [
+            KernelImpl(op=op, format=format_name, fn=fn, priority=10 * (rank + 1), variant=name)
+            for op, fn in (
+                ("matmul", ops.matmul),
+                ("matmul_input_grad", ops.matmul_input_grad),
+                ("embedding", ops.embedding),
+            )
+        ]
+    return kernels

@@ -1,0 +1,16 @@
+"""Products with F32 weights, and the embedding lookup, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retrograd_hookspecs import Component, hookimpl
+
+from ._gemm_component import weight_component
+
+
+@hookimpl
+def retrograd_kernels() -> Sequence[Component[Any, Any]]:
+    """Offer `cpu.matmul_f32`."""
+    return [weight_component("F32")]

@@ -1,0 +1,16 @@
+"""Products with IQ4_XS weights, and the embedding lookup, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retrograd_hookspecs import Component, hookimpl
+
+from ._gemm_component import weight_component
+
+
+@hookimpl
+def retrograd_kernels() -> Sequence[Component[Any, Any]]:
+    """Offer `cpu.matmul_iq4_xs`."""
+    return [weight_component("IQ4_XS")]

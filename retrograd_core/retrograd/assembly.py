@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,7 +19,9 @@ from retrograd_hookspecs import BuildContext, Component, PluginError, Problem
 from .config import (
     SHARED_SECTIONS,
     Document,
+    OutputConfig,
     RunConfig,
+    RunSection,
     RunShape,
     SharedSections,
     check_component,
@@ -32,6 +35,9 @@ from .config.run_config import UnknownValueError
 from .plugins import Catalogue, PluginSession, Registered
 from .plugins.session import check_requirements
 from .services import Services
+
+_UNUSED = {"run": RunSection(algorithm=""), "output": OutputConfig(path=Path("unused"))}
+"""Stands for the required sections that a command without an algorithm does not read."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -110,7 +116,7 @@ def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
     Raises:
         ConfigError: anything is wrong, with every problem found.
     """
-    shared = read_shared(document)
+    shared = read_shared(document, absent={} if algorithm else _UNUSED)
     problems: list[Problem] = []
     session = PluginSession(_catalogue(shared, problems))
     for path in _value(shared, "plugins.load", ()):
@@ -195,8 +201,8 @@ class _Chooser:
             self._sinks()
         self._named("trainables", "training.trainable")
         device = _value(self._shared, "model.device", "auto")
-        if device not in ("auto", "gpu"):
-            self.component("backends", device, "model.device")
+        name = backend_name(self._session, device)
+        self.component("backends", name, "model.device")
         self._plugin_tables()
         return self._chosen
 
@@ -233,7 +239,20 @@ class _Chooser:
 
     def _plugin_tables(self) -> None:
         for name in self._document.table("plugin").values:
-            if ("backends", name) in self._chosen:
-                continue
-            kind = "backends" if self._session.has("backends", name) else "hooks"
-            self.component(kind, name, f"plugin.{name}")
+            if not self._session.has("backends", name):
+                self.component("hooks", name, f"plugin.{name}")
+            elif ("backends", name) not in self._chosen:
+                message = f"this run uses another backend ({_value(self._shared, 'model.device', 'auto')})"
+                where = self._document.where(f"plugin.{name}")
+                self._problems.append(Problem(where=where, key=f"plugin.{name}", message=message))
+
+
+def backend_name(session: PluginSession, device: str) -> str:
+    """The backend for `model.device`: what a hook selects, a GPU's if there is one, else "cpu"."""
+    available = session.catalogue.names("backends")
+    chosen = session.hook.retrograd_select_backend(device=device, available=available)
+    if chosen:
+        return str(chosen)
+    if device == "auto":
+        return "cpu"
+    return "cuda" if device == "gpu" else device

@@ -68,11 +68,7 @@ class _Parts:
         return open_model(services.get("model_path"))
 
     def backend(self, services: Services) -> Any:
-        device = self._config.model.device
-        available = sorted(self._session.catalogue.names("backends"))
-        name = self._session.hook.retrograd_select_backend(device=device, available=available)
-        name = name or _backend_for(device, available)
-        return self._assembly.build("backends", name)
+        return self.chosen("backends")
 
     def kernels(self, services: Services) -> FrozenKernelTable:
         backend = services.get("backend")
@@ -103,9 +99,8 @@ class _Parts:
         name = self._session.hook.retrograd_select_tokenizer(metadata=file.metadata)
         name = name or file.metadata.get("tokenizer.ggml.model", "")
         if not self._session.has("tokenizers", name):
-            raise ModelError(
-                f"{file.path}: tokenizer.ggml.model is {name!r}: {self._session.catalogue.unknown('tokenizers', name)}"
-            )
+            unknown = self._session.catalogue.unknown("tokenizers", name)
+            raise ModelError(f"{file.path}: tokenizer.ggml.model is {name!r}: {unknown}")
         return self._assembly.build("tokenizers", name)
 
     def template(self, services: Services) -> Any:
@@ -127,11 +122,27 @@ class _Parts:
             services.get("model_file").metadata,
         )
 
+    def _chat_formats(self) -> list[str]:
+        return [registered.component.name for registered in self._session.components("chat_formats")]
+
     def model(self, services: Services) -> Any:
-        raise NotImplementedError
+        """The `CausalLM`, sized for passes of `training.micro_batch` tokens."""
+        from .nn.model import CausalLM
+
+        return CausalLM(
+            services.get("model_file"),
+            services.get("architecture"),
+            services.get("kernels"),
+            services.get("backend"),
+            token_capacity=self._config.training.micro_batch,
+        )
 
     def engine(self, services: Services) -> Any:
-        raise NotImplementedError
+        """The `TrainingEngine` with the trainable attached."""
+        from .engine import EngineSettings, TrainingEngine
+
+        settings = EngineSettings.from_training(self._config.training)
+        return TrainingEngine(services.get("model"), services.get("trainable"), settings)
 
 
 def resolve_model(assembly: Assembly, locator: str) -> Path:
@@ -147,14 +158,3 @@ def first_match(formats: Sequence[Any], template: str, metadata: Mapping[str, An
     """The first chat format that matches; the formats' own `priority` is their name's order."""
     vocabulary = {text: index for index, text in enumerate(metadata.get("tokenizer.ggml.tokens", ()))}
     return next(f for f in formats if f.matches(template, vocabulary))
-
-
-def _backend_for(device: str, available: Sequence[str]) -> str:
-    if device == "gpu" or device == "auto":
-        for name in available:
-            if name == "cuda":
-                return name
-        if device == "gpu":
-            raise PluginError('model.device is \'gpu\', but no GPU backend is installed; use "cpu" or "auto"')
-        return "cpu"
-    return device

@@ -37,6 +37,8 @@ def start_run(
 
     `resume`: a `.state` directory, or "" for the newest of `[checkpoint].directory`.
     """
+    if resume and document.table("checkpoint").given:
+        document = document.with_value("checkpoint.resume_from", resume, where="--resume")
     assembly = assemble(document)
     checkpoint = find_checkpoint(assembly, resume)
     run = make_run(assembly, reporter)

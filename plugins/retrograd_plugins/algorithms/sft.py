@@ -1,0 +1,303 @@
+"""Supervised fine-tuning: cross-entropy on the tokens that the assistant should write.
+
+L = −Σ_t w_t · log p(x_t | x_<t) / N, over the trained tokens of an optimizer step and their number N, so
+that every trained token counts the same however a step is cut into passes. Conversations train the
+assistant's turns and the stop token after each; plain text trains every token.
+
+Minimal TOML::
+
+    [run]
+    algorithm = "sft"
+    [model]
+    path = "model.gguf"
+    [output]
+    path = "adapter.gguf"
+    [lora]
+    [sft]
+    data = "train.jsonl"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from retrograd_hookspecs import (
+    Algorithm,
+    AuditFinding,
+    BuildContext,
+    Component,
+    Dataset,
+    EvaluationReport,
+    Loss,
+    StepReport,
+    TokenExample,
+    Tokenizer,
+    UpdateRule,
+    hookimpl,
+    key,
+)
+
+if TYPE_CHECKING:
+    from retrograd.engine import Step, TrainingEngine, TrainingSequence
+
+_FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
+_DATASETS = {"jsonl": "chat"}
+"""Data formats by the name of their dataset component, where that differs."""
+
+
+@attrs.frozen(kw_only=True)
+class SftConfig:
+    """Supervised fine-tuning on conversations or plain text."""
+
+    data: Path = key(doc="Training file.")
+    data_format: str | None = key(
+        None,
+        doc="`jsonl` (chat JSONL), `text`, or the name of an installed dataset.",
+        default_text="inferred: `.jsonl` is jsonl, anything else text",
+    )
+    shuffle: bool = key(True, doc="Shuffle rows at each epoch, seeded from lora.seed.")
+    template_variables: Mapping[str, Any] = key(
+        factory=dict,
+        doc="Variables for the chat template, e.g. `{ enable_thinking = false }`. Use those of the agentic run"
+        " that a warm start precedes.",
+    )
+    loss: str = key("cross_entropy", doc="Loss over the trained tokens; its options are in `[loss.NAME]`.")
+
+    def format_of(self, path: Path) -> str:
+        """The data format of a file."""
+        return self.data_format or _FORMATS.get(path.suffix.lower(), "text")
+
+
+class Sft:
+    """The algorithm; data is read by `prepare`."""
+
+    def __init__(
+        self,
+        config: SftConfig,
+        *,
+        engine: TrainingEngine,
+        loss: Loss,
+        dataset: Dataset,
+        tokenizer: Tokenizer,
+        chat: bool,
+        seed: int,
+        training: Any,
+        evaluation: Any,
+        template_findings: Sequence[AuditFinding],
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._loss = loss
+        self._dataset = dataset
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._seed = seed
+        self._training = training
+        self._evaluation = evaluation
+        self._template_findings = template_findings
+        self._sequences: list[TrainingSequence] = []
+        self._held_out: list[TrainingSequence] = []
+        self._steps_before: list[int] = []
+        """Optimizer steps before each epoch, and of the whole run."""
+        self._position = 0
+        """Optimizer steps done."""
+
+    def prepare(self) -> Sequence[AuditFinding]:
+        """Read, tokenise and audit all data. Raises `DataError` with every bad line."""
+        from retrograd.audit import audit_examples, overlap
+        from retrograd.engine import TrainingSequence
+
+        ctx = self._training.ctx
+        examples = self._dataset.load(self._config.data, ctx=ctx)
+        findings = [*self._template_findings] if self._chat else []
+        findings += [AuditFinding(level="note", check="data", message=note) for note in self._dataset.notes()]
+        findings += audit_examples(examples, self._tokenizer, ctx=ctx, chat=self._chat)
+        self._sequences = [TrainingSequence.of(example) for example in examples]
+        if self._evaluation is not None:
+            held_out = self._dataset.load(self._evaluation.data, ctx=ctx)
+            findings += _of_held_out(audit_examples(held_out, self._tokenizer, ctx=ctx, chat=self._chat))
+            findings.append(overlap(examples, held_out))
+            self._held_out = [TrainingSequence.of(example) for example in held_out]
+        self._steps_before = [0]
+        for epoch in range(self._training.epochs):
+            self._steps_before.append(self._steps_before[-1] + len(self._plan(epoch)))
+        self._digests = [_digest(examples), _digest(held_out) if self._evaluation is not None else ""]
+        return findings
+
+    def total_steps(self) -> int | None:
+        """Known once the data is read."""
+        return self._steps_before[-1]
+
+    def run(self, update: UpdateRule) -> Iterator[StepReport]:
+        """One report a step; a step that was reported is behind `state()`."""
+        total = self._steps_before[-1]
+        while self._position < total:
+            epoch = next(e for e, first in enumerate(self._steps_before[1:]) if self._position < first)
+            first = self._steps_before[epoch]
+            steps = self._plan(epoch)
+            for index in range(self._position - first, len(steps)):
+                self._position = first + index + 1
+                yield self._step(steps[index], epoch, (index + 1) / len(steps), update)
+
+    def evaluate(self) -> EvaluationReport | None:
+        """Mean negative log-likelihood of the held-out trained tokens, and its exponential."""
+        if self._evaluation is None:
+            return None
+        loss, tokens = mean_loss(self._engine, self._held_out)
+        return EvaluationReport(
+            metrics={
+                "eval/loss": loss,
+                "eval/perplexity": _exp(loss),
+                "eval/tokens": float(tokens),
+            },
+            score=loss,
+            higher_is_better=False,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The number of steps done: order and packing follow from it and the seed."""
+        return {"position": self._position}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore `state()`."""
+        self._position = int(state["position"])
+
+    def signature(self) -> dict[str, Any]:
+        """Hashes of the tokenised data."""
+        return {"data": self._digests[0], "held-out data": self._digests[1]}
+
+    def _plan(self, epoch: int) -> list[Step]:
+        from retrograd.engine import plan_epoch, shuffled_order
+
+        order = shuffled_order(
+            len(self._sequences), seed=self._seed, epoch=epoch, shuffle=self._config.shuffle
+        )
+        return plan_epoch(
+            [sequence.predicts for sequence in self._sequences],
+            order,
+            micro_batch=self._training.micro_batch,
+            gradient_accumulation=self._training.gradient_accumulation,
+        )
+
+    def _step(self, step: Step, epoch: int, part: float, update: UpdateRule) -> StepReport:
+        started = time.perf_counter()
+        trained = sum(
+            int(self._sequences[p.sequence].predicts[p.start : p.stop].sum()) for p in step.pieces()
+        )
+        stats = self._engine.train_step(step, self._sequences, self._loss, float(trained))
+        computed = time.perf_counter()
+        updated = update(self._position)
+        finished = time.perf_counter()
+        metrics = {
+            "train/loss": stats.loss,
+            "train/perplexity": _exp(stats.loss),
+            "train/epoch": epoch + part,
+            "batch/tokens": float(stats.tokens),
+            "batch/trained_tokens": float(stats.trained_tokens),
+            "packing/efficiency": stats.tokens / (len(step.passes) * self._training.micro_batch),
+            "optimizer/lr": updated.lr,
+            "optimizer/grad_norm": updated.grad_norm,
+            "optimizer/clipped": float(updated.clipped),
+            "timing/gradient_seconds": computed - started,
+            "timing/update_seconds": finished - computed,
+            "timing/step_seconds": finished - started,
+            **{f"train/{name}": value for name, value in stats.metrics.items()},
+        }
+        return StepReport(
+            step=self._position,
+            total_steps=self._steps_before[-1],
+            metrics=metrics,
+            tokens=stats.tokens,
+            boundary=part == 1.0,
+            skipped=updated.skipped,
+        )
+
+
+def mean_loss(engine: TrainingEngine, sequences: Sequence[TrainingSequence]) -> tuple[float, int]:
+    """Mean −log p of all trained tokens (float64 sums), and their number."""
+    import numpy as np
+
+    total, count = 0.0, 0
+    for logp in engine.log_probabilities(sequences):
+        total -= float(np.sum(logp, dtype=np.float64))
+        count += int(logp.size)
+    return total / max(count, 1), count
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def _digest(examples: Sequence[TokenExample]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(len(example.tokens).to_bytes(8, "little"))
+        digest.update(example.tokens.tobytes())
+        digest.update(example.trained.tobytes())
+    return digest.hexdigest()
+
+
+def _of_held_out(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
+    return [attrs.evolve(finding, check=f"held-out {finding.check}") for finding in findings]
+
+
+def _build(config: SftConfig, context: BuildContext) -> Algorithm:
+    from retrograd.audit import audit_template
+    from retrograd.conversation import ConversationEncoder
+
+    run = context.config
+    data_format = config.format_of(config.data)
+    dataset = context.build("datasets", _DATASETS.get(data_format, data_format))
+    findings: list[AuditFinding] = []
+    if hasattr(dataset, "with_variables"):
+        dataset = dataset.with_variables(config.template_variables)
+        chat_format = context.service("chat_format")
+        encoder = ConversationEncoder(
+            context.service("tokenizer"),
+            context.service("template"),
+            chat_format,
+            config.template_variables,
+        )
+        findings = audit_template(encoder, chat_format)
+    return Sft(
+        config,
+        engine=context.service("engine"),
+        loss=context.build("losses", config.loss),
+        dataset=dataset,
+        tokenizer=context.service("tokenizer"),
+        chat=bool(findings),
+        seed=getattr(context.service("trainable"), "seed", 42),
+        training=run.training,
+        evaluation=run.evaluation,
+        template_findings=findings,
+    )
+
+
+@hookimpl
+def retrograd_algorithms() -> list[Component[SftConfig, Algorithm]]:
+    """`sft`."""
+    return [
+        Component(
+            name="sft",
+            config=SftConfig,
+            build=_build,
+            summary="Supervised fine-tuning on conversations or plain text.",
+            needs=("engine", "trainable", "tokenizer", "template", "chat_format"),
+            selects={"loss": "losses"},
+            applies=("evaluation",),
+            reads=(
+                "training.epochs",
+                "training.kv_dtype",
+                "training.chunked_cross_entropy",
+                "training.chunked_ce_tiles",
+                "training.chunked_ce_seq_chunk",
+            ),
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Model architectures, by `general.architecture` of the GGUF."""

@@ -1,0 +1,20 @@
+"""The engine: packing, training steps, scoring, generation, and the memory they take."""
+
+from .packing import Pass, Piece, Step, plan_epoch, plan_forward, shuffled_order
+from .sequences import TrainingSequence, whole_sequence
+from .settings import EngineSettings
+from .training import StepStats, TrainingEngine
+
+__all__ = [
+    "EngineSettings",
+    "Pass",
+    "Piece",
+    "Step",
+    "StepStats",
+    "TrainingEngine",
+    "TrainingSequence",
+    "plan_epoch",
+    "plan_forward",
+    "shuffled_order",
+    "whole_sequence",
+]

@@ -1,0 +1,188 @@
+"""Packing sequences into passes and passes into optimizer steps.
+
+A *pass* is at most `micro_batch` tokens evaluated together; a *step* is at most `gradient_accumulation`
+passes and ends with one optimizer update. `docs/training-semantics.md` explains the rules:
+
+- a sequence that fits into a pass is never split;
+- a longer one is cut at multiples of `micro_batch` into consecutive passes of one step, so that its gradient is
+  exact; the last, shorter piece may share its pass with others;
+- one that needs more passes than a step has is spread over several steps. Each of them evaluates the
+  earlier tokens anew as *context*: they are seen, but no gradient flows into them.
+
+Positions are those of inputs: position i predicts token i + 1. Everything is a function of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+OPEN_STEPS = 16
+"""Steps that still take sequences while the packer goes through an epoch: bounds how far a sequence
+moves from its place in the shuffled order."""
+
+
+@attrs.frozen
+class Piece:
+    """Input positions [start, stop) of the sequence number `sequence`."""
+
+    sequence: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+Pass = tuple[Piece, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """One optimizer step. `context` passes come first and are evaluated without gradient."""
+
+    passes: tuple[Pass, ...]
+    context: tuple[Pass, ...] = ()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The pieces that are trained on, in order."""
+        for pieces in self.passes:
+            yield from pieces
+
+
+def shuffled_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> npt.NDArray[np.int64]:
+    """Order of `count` sequences in an epoch: a permutation that depends on seed and epoch alone."""
+    if not shuffle:
+        return np.arange(count)
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def plan_epoch(
+    predicts: Sequence[npt.NDArray[np.bool_]],
+    order: Sequence[int] | npt.NDArray[np.int64],
+    *,
+    micro_batch: int,
+    gradient_accumulation: int,
+) -> list[Step]:
+    """Steps of one epoch.
+
+    Args:
+        predicts: for each sequence, bool by input position: True where the next token is trained. Its
+            length is the number of inputs; it ends with the last position that predicts a trained token
+            (later ones could not change the loss), so empty ones have nothing to train and are left out.
+        order: sequence numbers in the order of the epoch.
+    """
+    packer = _Packer(micro_batch, gradient_accumulation)
+    for number in order:
+        sequence = int(number)
+        length = len(predicts[sequence])
+        span = micro_batch * gradient_accumulation
+        # All but the last part of a sequence that needs several steps fill a step each.
+        first = 0
+        while length - first > span:
+            if predicts[sequence][first : first + span].any():
+                packer.add_alone(sequence, first, first + span)
+            first += span
+        if length > first:
+            packer.add(sequence, first, length)
+    return packer.finish()
+
+
+def plan_forward(lengths: Sequence[int], *, micro_batch: int) -> list[Step]:
+    """Passes that evaluate whole sequences of `lengths` input positions, without gradients."""
+    longest = max(lengths, default=1)
+    everything = [np.ones(length, dtype=np.bool_) for length in lengths]
+    passes = max(1, -(-longest // micro_batch))
+    return plan_epoch(everything, range(len(lengths)), micro_batch=micro_batch, gradient_accumulation=passes)
+
+
+@attrs.define
+class _OpenStep:
+    """A step being filled: passes full of one sequence's piece come before those that are shared, so
+    that the pieces of a sequence stay in order."""
+
+    full: list[Pass] = attrs.field(factory=list)
+    shared: list[list[Piece]] = attrs.field(factory=list)
+    room: list[int] = attrs.field(factory=list)
+    """Free tokens of each shared pass."""
+
+    def free_passes(self, limit: int) -> int:
+        return limit - len(self.full) - len(self.shared)
+
+
+class _Packer:
+    def __init__(self, micro_batch: int, passes: int) -> None:
+        self._micro_batch = micro_batch
+        self._limit = passes
+        self._steps: list[_OpenStep] = []
+
+    def add_alone(self, sequence: int, start: int, stop: int) -> None:
+        """A part that fills all passes of a step."""
+        step = self._new_step()
+        for first in range(start, stop, self._micro_batch):
+            step.full.append((Piece(sequence, first, first + self._micro_batch),))
+
+    def add(self, sequence: int, start: int, stop: int) -> None:
+        """A part that fits into one step: into the best place among the open ones, else a new step."""
+        cut = start + (stop - start - 1) // self._micro_batch * self._micro_batch
+        full = (cut - start) // self._micro_batch
+        step, shared = self._best_place(full, stop - cut) or (self._new_step(), -1)
+        for first in range(start, cut, self._micro_batch):
+            step.full.append((Piece(sequence, first, first + self._micro_batch),))
+        if shared < 0:
+            step.shared.append([])
+            step.room.append(self._micro_batch)
+        step.shared[shared].append(Piece(sequence, cut, stop))
+        step.room[shared] -= stop - cut
+
+    def finish(self) -> list[Step]:
+        """All steps in the order in which they were begun."""
+        return [self._step(step) for step in self._steps]
+
+    def _new_step(self) -> _OpenStep:
+        step = _OpenStep()
+        self._steps.append(step)
+        return step
+
+    def _best_place(self, full: int, rest: int) -> tuple[_OpenStep, int] | None:
+        """An open step with `full` free passes, and in it the fullest shared pass with room for `rest`
+        tokens; failing that, the first step with one more free pass (-1)."""
+        window = self._steps[-OPEN_STEPS:]
+        best: tuple[int, _OpenStep, int] | None = None
+        for step in window:
+            if step.free_passes(self._limit) < full:
+                continue
+            for index, room in enumerate(step.room):
+                if rest <= room and (best is None or room < best[0]):
+                    best = room, step, index
+        if best is not None:
+            return best[1:]
+        for step in window:
+            if step.free_passes(self._limit) > full:
+                return step, -1
+        return None
+
+    def _step(self, step: _OpenStep) -> Step:
+        passes = (*step.full, *(tuple(shared) for shared in step.shared))
+        first: dict[int, int] = {}
+        for pieces in passes:
+            for piece in pieces:
+                first.setdefault(piece.sequence, piece.start)
+        context = [
+            (Piece(sequence, start, start + self._micro_batch),)
+            for sequence, begin in first.items()
+            for start in range(0, begin, self._micro_batch)
+        ]
+        return Step(passes=passes, context=tuple(context))
+
+
+def packing_efficiency(steps: Sequence[Step], *, micro_batch: int) -> float:
+    """Share of the tokens of all passes that are used, in [0, 1]."""
+    passes = sum(len(step.passes) for step in steps)
+    used: Any = sum(piece.length for step in steps for piece in step.pieces())
+    return float(used / (passes * micro_batch)) if passes else 0.0

@@ -1,0 +1,133 @@
+"""Output head: log-probabilities and their gradient, without the full logits ever existing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from retrograd_hookspecs import KernelTable, QuantMatrix
+
+from .norm import RMSNorm
+from .workspace import Scope
+
+TILE_MULTIPLE = 64
+"""Tiles begin at multiples of this many vocabulary entries, so that kernels see whole panels."""
+
+
+@attrs.frozen(kw_only=True)
+class HeadPlan:
+    """How the work is cut: into `tiles` of the vocabulary and chunks of `rows` tokens (0: all)."""
+
+    tiles: int = 8
+    rows: int = 512
+
+
+class Head:
+    """logits = norm(x)·Wᵀ, soft-capped if the model asks for it. Never trained."""
+
+    def __init__(
+        self, *, weight: QuantMatrix, norm: RMSNorm, softcap: float, kernels: KernelTable, scratch: Scope
+    ) -> None:
+        self.weight = weight
+        self.norm = norm
+        self._softcap = softcap
+        self._scratch = scratch
+        self._backend = scratch.workspace.backend
+        self._matmul = kernels.get("matmul", weight.format)
+        self._input_grad = kernels.get("matmul_input_grad", weight.format)
+        self._fold = kernels.get("logsumexp_tile")
+        self._softmax_grad = kernels.get("softmax_grad_tile")
+
+    def normed(self, x: Any) -> Any:
+        """Final hidden states (n, E): the normalised residual stream x."""
+        out = self._scratch.rows("head.normed", *x.shape)
+        self.norm.forward(x, out, self._scratch.rows("head.rstd", x.shape[0]))
+        return out
+
+    def logits(self, x: Any, out: Any) -> None:
+        """x (n, E) of the residual stream to out (n, V), capped."""
+        self._matmul(self.normed(x), self.weight, out)
+        if self._softcap > 0.0:
+            # The kernel caps in place on its way; what else it computes is not needed here.
+            targets = self._backend.from_host(np.zeros(x.shape[0], dtype=np.int32))
+            self._fold(out, 0, targets, self._softcap, *self._running(x.shape[0]))
+
+    def log_probabilities(
+        self, x: Any, targets: Any, plan: HeadPlan
+    ) -> tuple[npt.NDArray[np.floating[Any]], Any]:
+        """x (n, E), targets int32 (n,) to log p(target) (n,) on the host, and logsumexp (n,) on the device."""
+        normed = self.normed(x)
+        highest, total, target_logit = self._running(x.shape[0])
+        tiles = self._tiles(plan)
+        for first, stop in _chunks(x.shape[0], plan.rows):
+            rows = slice(first, stop)
+            for start, weight in tiles:
+                logits = self._tile(stop - first, weight, plan)
+                self._matmul(normed[rows], weight, logits)
+                self._fold(
+                    logits,
+                    start,
+                    targets[rows],
+                    self._softcap,
+                    highest[rows],
+                    total[rows],
+                    target_logit[rows],
+                )
+        to_host = self._backend.to_host
+        logsumexp = to_host(highest) + np.log(to_host(total))
+        return to_host(target_logit) - logsumexp, self._backend.from_host(logsumexp)
+
+    def backward(self, x: Any, targets: Any, logsumexp: Any, dlogp: Any, dx: Any, plan: HeadPlan) -> None:
+        """Gradient by x of Σ dlogp · log p(target), right after `log_probabilities` of the same rows.
+
+        x, dx (n, E); `targets`, `logsumexp`, `dlogp` (n,).
+        """
+        count, width = x.shape
+        normed = self._scratch.rows("head.normed", count, width)
+        dnormed = self._scratch.rows("head.dnormed", count, width)
+        chunks, tiles = _chunks(count, plan.rows), self._tiles(plan)
+        # With one tile and one chunk the logits of the forward phase are still there, unless capped.
+        kept = len(chunks) == 1 and len(tiles) == 1 and self._softcap == 0.0
+        for first, stop in chunks:
+            rows = slice(first, stop)
+            for start, weight in tiles:
+                logits = self._tile(stop - first, weight, plan)
+                if not kept:
+                    self._matmul(normed[rows], weight, logits)
+                self._softmax_grad(logits, start, targets[rows], self._softcap, logsumexp[rows], dlogp[rows])
+                self._input_grad(logits, weight, dnormed[rows], start > 0)
+        self.norm.backward(dnormed, x, self._scratch.rows("head.rstd", count), dx)
+
+    def _running(self, count: int) -> tuple[Any, Any, Any]:
+        """Running maximum, sum and target logit (count,), as `logsumexp_tile` wants them at the start."""
+        highest, total, target = (
+            self._scratch.rows(f"head.{name}", count) for name in ("max", "sum", "target")
+        )
+        highest[...] = -np.inf
+        total[...] = 0
+        return highest, total, target
+
+    def _tile(self, rows: int, weight: QuantMatrix, plan: HeadPlan) -> Any:
+        most = self._scratch.workspace.token_capacity
+        most = max(rows, min(plan.rows, most) if plan.rows else most)
+        return self._scratch.workspace.get("logits/tile", (rows, weight.rows), capacity=most * weight.rows)
+
+    def _tiles(self, plan: HeadPlan) -> list[tuple[int, QuantMatrix]]:
+        cuts = vocabulary_tiles(self.weight.rows, plan.tiles)
+        return [(first, self.weight.row_slice(first, stop)) for first, stop in cuts]
+
+
+def vocabulary_tiles(vocabulary: int, tiles: int) -> list[tuple[int, int]]:
+    """[first, stop) of at most `tiles` tiles of equal size, but for the last."""
+    size = -(-vocabulary // tiles)
+    if tiles > 1:
+        size = -(-size // TILE_MULTIPLE) * TILE_MULTIPLE
+    return [(first, min(first + size, vocabulary)) for first in range(0, vocabulary, size)]
+
+
+def _chunks(count: int, rows: int) -> list[tuple[int, int]]:
+    size = rows or count
+    return [(first, min(first + size, count)) for first in range(0, count, size)]

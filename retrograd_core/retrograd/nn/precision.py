@@ -1,0 +1,58 @@
+"""Rounding to storage formats that NumPy has (f16, f32) and that it has not (bf16)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .workspace import Scope
+
+StorageFormat = Literal["f32", "f16", "bf16"]
+
+
+def storage_dtype(format: str, compute: np.dtype[Any]) -> np.dtype[Any]:
+    """Array dtype of values stored as `format`. "f32" is the compute dtype: it means "as computed"."""
+    return {"f32": compute, "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}[format]
+
+
+def store(values: Any, stored: Any, format: str, scratch: Scope) -> None:
+    """Write `values` into `stored` (of `storage_dtype`), rounded to nearest even."""
+    if format != "bf16":
+        with np.errstate(over="ignore"):
+            stored[...] = values
+        return
+    bits = scratch.get("bf16_values", values.shape, np.float32)
+    bits[...] = values
+    bits = bits.view(np.uint32)
+    odd = scratch.get("bf16_odd", values.shape, np.uint32)
+    np.right_shift(bits, 16, out=odd)
+    np.bitwise_and(odd, 1, out=odd)
+    np.add(odd, 0x7FFF, out=odd)
+    np.add(bits, odd, out=bits)
+    np.right_shift(bits, 16, out=bits)
+    stored[...] = bits
+
+
+def restore(stored: Any, values: Any, format: str, scratch: Scope) -> None:
+    """Write what `store` wrote back into `values`."""
+    if format != "bf16":
+        values[...] = stored
+        return
+    bits = scratch.get("bf16_values", values.shape, np.float32).view(np.uint32)
+    bits[...] = stored
+    np.left_shift(bits, 16, out=bits)
+    values[...] = bits.view(np.float32)
+
+
+def rounded(values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.float32]:
+    """Float32 `values` after a round trip through `format`."""
+    if format == "f32":
+        return values
+    if format == "f16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    bits = values.view(np.uint32)
+    halves = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
+    return (halves << np.uint32(16)).view(np.float32)

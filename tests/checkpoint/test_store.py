@@ -269,7 +269,8 @@ def test_error_at_any_call_leaves_the_earlier_checkpoint(
         store.save("best", checkpoint(1), adapter=adapter("one"))
         error = ""
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, FailsAt(getattr(os, call), number))
+            fails = FailsAt(getattr(os, call), number)
+            patch.setattr(os, call, fails)
             try:
                 store.save("best", checkpoint(2), adapter=adapter("two"))
             except CheckpointError as caught:
@@ -280,11 +281,12 @@ def test_error_at_any_call_leaves_the_earlier_checkpoint(
         assert names(directory) == ["best.gguf", "best.state"]
         if not error:
             assert same(found, checkpoint(2))
+        if fails.calls <= number:
+            assert not error
             break
-        assert "No space left" in error
         assert same(found, checkpoint(1)) or same(found, checkpoint(2))
         number += 1
-    assert number >= 1, f"a save never calls {call}"
+    assert number >= 2, f"a save calls {call} only {number} times: this test no longer tests anything"
 
 
 def test_adapter_that_fails_leaves_nothing(tmp_path: Path) -> None:

@@ -170,7 +170,9 @@ def modelfile(
     if family is None:
         found = "the chat template is of no family known here" if jinja else "the GGUF has no chat template"
     elif template is not None:
-        found, system = _compare(family, template, _token(file, "bos"))
+        # Ollama writes BOS itself where the GGUF asks for it, so it is not part of the turns then.
+        adds_bos = file.metadata.get("tokenizer.ggml.add_bos_token", True)
+        found, system = _compare(family, template, _token(file, "bos") if adds_bos else "")
     else:
         found = ""
     limit = int(file.get("context_length", DEFAULT_NUM_CTX))

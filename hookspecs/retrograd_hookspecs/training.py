@@ -181,6 +181,12 @@ class Algorithm(Protocol):
 
         `state()` taken right after a report continues with the next step."""
 
+    def rehearse(self) -> None:
+        """Compute the gradient of the first step and discard it: how long a step takes (`check`)."""
+
+    def show(self, count: int) -> Sequence[str]:
+        """The first `count` examples as text, what is trained in them marked (`check`)."""
+
     def evaluate(self) -> EvaluationReport | None:
         """Evaluate on the held-out data; None without `[evaluation]`."""
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from retrograd_hookspecs import CheckpointError, TrainingError, UpdateRule
+from retrograd_hookspecs import CheckpointError, LossBatch, LossResult, TrainingError, UpdateRule
 
 from .assembly import Assembly, assemble
 from .checkpoint import CheckpointStore
 from .config import Document
 from .config.resolved import write_resolved
+from .engine import TrainingEngine, TrainingSequence, plan_epoch
 from .metrics import JsonlMetrics, SinkSet
 from .progress import Reporter
 from .run import Run
@@ -51,7 +52,7 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     output = Path(config.output.path)
     _check_writable(output)
     with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
-        services.get("engine")
+        warm_up(services.get("engine"))
     write_resolved(output.with_suffix(".resolved.toml"), config, assembly.components(), assembly.versions())
     sinks: dict[str, Any] = {"metrics.jsonl": JsonlMetrics(output.with_suffix(".metrics.jsonl"))}
     for (kind, name), chosen in assembly.chosen.items():
@@ -87,6 +88,22 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
     assembly.session.freeze()
     return run
+
+
+def warm_up(engine: TrainingEngine) -> None:
+    """Run every kernel once on three tokens, so that all are compiled; gradients are cleared."""
+    tokens = np.zeros(3, np.int32)
+    sequence = TrainingSequence(tokens=tokens, trained=np.array([False, True, True]))
+    [step] = plan_epoch([sequence.predicts], [0], micro_batch=2, gradient_accumulation=1)
+    engine.train_step(step, [sequence], _plain_loss, 2.0)
+    engine.zero_grad()
+
+
+def _plain_loss(batch: LossBatch) -> LossResult:
+    return LossResult(
+        value=-float(batch.logp.sum()) / batch.normalizer,
+        dlogp=np.full_like(batch.logp, -1 / batch.normalizer),
+    )
 
 
 def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:

@@ -87,6 +87,11 @@ class Counting:
                 skipped=stats.skipped or step in self.skip,
             )
 
+    def rehearse(self) -> None: ...
+
+    def show(self, count: int) -> Sequence[str]:
+        return []
+
     def evaluate(self) -> EvaluationReport | None:
         if not self.scores:
             return None

@@ -45,7 +45,7 @@ from retrograd_hookspecs import (
 )
 
 if TYPE_CHECKING:
-    from retrograd.engine import Step, TrainingEngine, TrainingSequence
+    from retrograd.engine import Step, StepStats, TrainingEngine, TrainingSequence
 
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
 _DATASETS = {"jsonl": "chat"}
@@ -65,8 +65,8 @@ class SftConfig:
     shuffle: bool = key(True, doc="Shuffle rows at each epoch, seeded from lora.seed.")
     template_variables: Mapping[str, Any] = key(
         factory=dict,
-        doc="Variables for the chat template, e.g. `{ enable_thinking = false }`. Use those of the agentic run"
-        " that a warm start precedes.",
+        doc="Variables for the chat template, e.g. `{ enable_thinking = false }`. Use those of the agentic"
+        " run that a warm start precedes.",
     )
     loss: str = key("cross_entropy", doc="Loss over the trained tokens; its options are in `[loss.NAME]`.")
 
@@ -102,10 +102,12 @@ class Sft:
         self._training = training
         self._evaluation = evaluation
         self._template_findings = template_findings
+        self._examples: Sequence[TokenExample] = ()
         self._sequences: list[TrainingSequence] = []
         self._held_out: list[TrainingSequence] = []
         self._steps_before: list[int] = []
         """Optimizer steps before each epoch, and of the whole run."""
+        self._digests = ["", ""]
         self._position = 0
         """Optimizer steps done."""
 
@@ -119,6 +121,7 @@ class Sft:
         findings = [*self._template_findings] if self._chat else []
         findings += [AuditFinding(level="note", check="data", message=note) for note in self._dataset.notes()]
         findings += audit_examples(examples, self._tokenizer, ctx=ctx, chat=self._chat)
+        self._examples = examples
         self._sequences = [TrainingSequence.of(example) for example in examples]
         if self._evaluation is not None:
             held_out = self._dataset.load(self._evaluation.data, ctx=ctx)
@@ -143,8 +146,21 @@ class Sft:
             first = self._steps_before[epoch]
             steps = self._plan(epoch)
             for index in range(self._position - first, len(steps)):
-                self._position = first + index + 1
-                yield self._step(steps[index], epoch, (index + 1) / len(steps), update)
+                number = first + index + 1
+                report = self._step(number, steps[index], epoch, (index + 1) / len(steps), update)
+                self._position = number
+                yield report
+
+    def rehearse(self) -> None:
+        """The gradient of the first step, discarded."""
+        self._gradient(self._plan(0)[0])
+        self._engine.zero_grad()
+
+    def show(self, count: int) -> Sequence[str]:
+        """The first examples with their trained tokens in brackets."""
+        from retrograd.audit import describe_masks
+
+        return [describe_masks(example, self._tokenizer) for example in self._examples[:count]]
 
     def evaluate(self) -> EvaluationReport | None:
         """Mean negative log-likelihood of the held-out trained tokens, and its exponential."""
@@ -186,14 +202,17 @@ class Sft:
             gradient_accumulation=self._training.gradient_accumulation,
         )
 
-    def _step(self, step: Step, epoch: int, part: float, update: UpdateRule) -> StepReport:
-        started = time.perf_counter()
+    def _gradient(self, step: Step) -> StepStats:
         trained = sum(
             int(self._sequences[p.sequence].predicts[p.start : p.stop].sum()) for p in step.pieces()
         )
-        stats = self._engine.train_step(step, self._sequences, self._loss, float(trained))
+        return self._engine.train_step(step, self._sequences, self._loss, float(trained))
+
+    def _step(self, number: int, step: Step, epoch: int, part: float, update: UpdateRule) -> StepReport:
+        started = time.perf_counter()
+        stats = self._gradient(step)
         computed = time.perf_counter()
-        updated = update(self._position)
+        updated = update(number)
         finished = time.perf_counter()
         metrics = {
             "train/loss": stats.loss,
@@ -211,7 +230,7 @@ class Sft:
             **{f"train/{name}": value for name, value in stats.metrics.items()},
         }
         return StepReport(
-            step=self._position,
+            step=number,
             total_steps=self._steps_before[-1],
             metrics=metrics,
             tokens=stats.tokens,

@@ -1,0 +1,84 @@
+"""What `retrograd check` finds: the audit, an estimate of memory, the time of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import attrs
+import psutil
+
+from retrograd_hookspecs import AuditFinding
+
+from .assembly import Assembly, assemble
+from .config import Document
+from .progress import Reporter, duration, size
+from .session import slow_message
+
+
+@attrs.frozen(kw_only=True)
+class Preview:
+    """Everything that is known before the first step."""
+
+    plugins: int
+    summary: str
+    findings: Sequence[AuditFinding]
+    memory: Sequence[tuple[str, int]]
+    free_memory: int
+    total_steps: int | None
+    step_seconds: float | None
+    examples: Sequence[str]
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.level == "error" for finding in self.findings)
+
+    def lines(self) -> list[str]:
+        """Text for the user."""
+        lines = [f"configuration: no problems ({self.plugins} plugins)", self.summary]
+        lines += [f"{f.level:<7} {f.check}: {f.message}" for f in self.findings]
+        lines += list(self.examples)
+        total = sum(count for _, count in self.memory)
+        parts = ", ".join(f"{name} {size(count)}" for name, count in self.memory if count >= 1e5)
+        lines.append(f"memory: about {size(total)} ({parts}); {size(self.free_memory)} free")
+        if total > self.free_memory:
+            lines.append("warning: that is more than is free; lower training.micro_batch first")
+        if self.step_seconds is not None and self.total_steps:
+            lines.append(
+                f"time: about {self.step_seconds:.2f} s a step here,"
+                f" {duration(self.step_seconds * self.total_steps)} for {self.total_steps} steps"
+            )
+        return lines
+
+
+def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Preview:
+    """Check a configuration to the end. Raises `ConfigError`, `DataError` or `ModelError` as `train` would."""
+    assembly = assemble(document)
+    services = assembly.services
+    algorithm = services.get("algorithm")
+    findings = algorithm.prepare()
+    failed = any(finding.level == "error" for finding in findings)
+    seconds = None
+    if not failed:
+        with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
+            algorithm.rehearse()
+        started = time.perf_counter()
+        algorithm.rehearse()
+        seconds = time.perf_counter() - started
+    return Preview(
+        plugins=len(assembly.session.loaded()),
+        summary=services.get("trainable").summary(),
+        findings=findings,
+        memory=memory_estimate(assembly),
+        free_memory=int(psutil.virtual_memory().available),
+        total_steps=algorithm.total_steps(),
+        step_seconds=seconds,
+        examples=algorithm.show(examples),
+    )
+
+
+def memory_estimate(assembly: Assembly) -> list[tuple[str, int]]:
+    """Bytes by part."""
+    raise NotImplementedError
+
+

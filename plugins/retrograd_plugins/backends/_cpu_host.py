@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import os
 import platform
 import sys
@@ -105,3 +107,17 @@ def _preload_tbb() -> None:
             ctypes.CDLL(str(path), mode=getattr(ctypes, "RTLD_GLOBAL", 0))
         except OSError:
             return  # A TBB for another platform; importing the pool decides what is used instead.
+
+
+def limit_blas() -> None:
+    """Give every BLAS of this process one thread.
+
+    One with threads of its own competes with Numba's for the processors, which makes both three times
+    slower. Numba loads SciPy's BLAS, if there is one, with the first function it compiles; it is loaded here
+    so that the limit reaches it.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with contextlib.suppress(ImportError):
+        importlib.import_module("scipy.linalg.cython_blas")
+    threadpool_limits(limits=1, user_api="blas")

@@ -85,15 +85,13 @@ def build(config: CpuConfig, context: BuildContext) -> CpuBackend:
     threads = _threads(context.config.training.threads)
 
     import numba
-    from threadpoolctl import threadpool_limits
 
     from retrograd_plugins.kernels.cpu._simd_features import usable_features, usable_variants
 
     variants = _variants(config.kernels, usable_variants())
     layer = host.choose_threading_layer()
     numba.set_num_threads(threads)
-    # A BLAS with threads of its own competes with Numba's for the processors: three times slower.
-    threadpool_limits(limits=1, user_api="blas")
+    host.limit_blas()
     device = DeviceInfo(
         backend=CpuBackend.name,
         description=f"{host.processor_name()}, {threads} threads ({layer}), {variants[0]} kernels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -54,9 +55,13 @@ def _floats(count: int) -> Floats:
 
 
 class Workspace:
-    """Scratch that the products of one run share; grows to the largest and stays. One call at a time."""
+    """Scratch that the products of one run share; grows to the largest and stays.
+
+    `lock` is held during a product: two Python threads take turns.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.counter = np.zeros(8, np.int64)
         self._scratch = _floats(0)
         self._activations = _floats(0)
@@ -108,20 +113,21 @@ class WeightOps:
         check("out", out, (tokens, rows), w, written=True)
         if tokens == 0:
             return
-        kernels = self._kernels()
-        [(plan, packed)] = self._steps("forward", tokens, w, False)
-        a = self._convert(kernels, plan, x.reshape(-1), 0, columns)
-        multiply_parallel(
-            entry(self._decoder),
-            entry(kernels.pack_rows),
-            entry(kernels.multiply),
-            packed,
-            data,
-            a,
-            out.reshape(-1),
-            self._workspace.scratch(plan.scratch_stride * plan.threads),
-            self._workspace.counter,
-        )
+        with self._workspace.lock:
+            kernels = self._kernels()
+            [(plan, packed)] = self._steps("forward", tokens, w, False)
+            a = self._convert(kernels, plan, x.reshape(-1), 0, columns)
+            multiply_parallel(
+                entry(self._decoder),
+                entry(kernels.pack_rows),
+                entry(kernels.multiply),
+                packed,
+                data,
+                a,
+                out.reshape(-1),
+                self._workspace.scratch(plan.scratch_stride * plan.threads),
+                self._workspace.counter,
+            )
 
     def matmul_input_grad(self, dout: Floats, w: QuantMatrix, dx: Floats, accumulate: bool) -> None:
         """dx (T, K) = dout (T, N) · W, or adds to dx, float32.
@@ -135,20 +141,21 @@ class WeightOps:
         check("dx", dx, (tokens, columns), w, written=True)
         if tokens == 0:
             return
-        kernels = self._kernels()
-        for plan, packed in self._steps("gradient", tokens, w, bool(accumulate)):
-            a = self._convert(kernels, plan, dout.reshape(-1), plan.first, plan.stop - plan.first)
-            multiply_gradient_parallel(
-                entry(self._decoder),
-                entry(kernels.pack_columns),
-                entry(kernels.multiply),
-                packed,
-                data,
-                a,
-                dx.reshape(-1),
-                self._workspace.scratch(plan.scratch_stride * plan.threads),
-                self._workspace.counter,
-            )
+        with self._workspace.lock:
+            kernels = self._kernels()
+            for plan, packed in self._steps("gradient", tokens, w, bool(accumulate)):
+                a = self._convert(kernels, plan, dout.reshape(-1), plan.first, plan.stop - plan.first)
+                multiply_gradient_parallel(
+                    entry(self._decoder),
+                    entry(kernels.pack_columns),
+                    entry(kernels.multiply),
+                    packed,
+                    data,
+                    a,
+                    dx.reshape(-1),
+                    self._workspace.scratch(plan.scratch_stride * plan.threads),
+                    self._workspace.counter,
+                )
 
     def embedding(self, ids: npt.NDArray[np.int32], w: QuantMatrix, scale: float, out: Floats) -> None:
         """out (T, K) = scale · W[ids], ids int32 (T,).

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from retrograd_hookspecs import KernelError
+
 from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Variant, compiled
+from ._simd_features import usable_variants
 from ._simd_memory import peek, poke
 from ._simd_tiles import (
     convert_bfloats,
@@ -33,7 +36,16 @@ TILE_BYTES = 1024
 
 
 def tile_variant() -> Variant:
-    """The variant, compiled. The process must have been granted the tile state."""
+    """The variant, compiled.
+
+    Raises:
+        KernelError: the processor has no AMX, or the system does not grant it to this process.
+    """
+    if "amx" not in usable_variants():
+        raise KernelError(
+            "the amx kernels cannot run in this process: the processor has no AMX, or the system refused"
+            " its tile state; set [plugin.cpu] kernels to another variant, or to auto"
+        )
     return Variant(
         name="amx",
         convert=compiled(PACK_SIGNATURE, _convert),

@@ -1,0 +1,73 @@
+"""Weights, products and their references for the tests of the CPU kernels."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd.gguf.formats import dequantise
+from retrograd.testing.quants import random_weights
+from retrograd_hookspecs import QuantMatrix
+from retrograd_plugins.kernels.cpu._decode import FORMATS
+from retrograd_plugins.kernels.cpu._gemm import WeightOps, Workspace
+from retrograd_plugins.kernels.cpu._gemm_kernels import variant
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+load_variant = cache(variant)
+
+
+def make_ops(format_name: str, variant_name: str, threads: int = 2) -> WeightOps:
+    """The ops of a format on an instruction set, with scratch of their own."""
+    return WeightOps(FORMATS[format_name], partial(load_variant, variant_name), threads, Workspace())
+
+
+def make_weight(format_name: str, rows: int, columns: int, seed: int = 0) -> QuantMatrix:
+    """Random read-only weights of standard deviation 0.05."""
+    data = random_weights(np.random.default_rng(seed), rows, columns, format_name, 0.05)
+    data.flags.writeable = False
+    return QuantMatrix(name=f"random.{format_name}", format=format_name, data=data, columns=columns)
+
+
+def as_multiplied(values: npt.NDArray[Any], variant_name: str) -> Doubles:
+    """Values as the variant's multipliers see them, in float64: AMX rounds to bfloat16."""
+    single = np.ascontiguousarray(values, np.float32)
+    if variant_name != "amx":
+        return single.astype(np.float64)
+    bits = single.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+def expanded(weight: QuantMatrix, variant_name: str) -> Doubles:
+    """The weight in float64, as the variant's multipliers see it."""
+    return as_multiplied(dequantise(weight.data, weight.format), variant_name)
+
+
+def normal(rows: int, columns: int, seed: int = 1) -> Floats:
+    """Standard normal float32 values."""
+    return np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32)
+
+
+def multiply(ops: WeightOps, x: Floats, weight: QuantMatrix) -> Floats:
+    """x · Wᵀ in a new array that was full of NaN."""
+    out = np.full((len(x), weight.rows), np.nan, np.float32)
+    ops.matmul(x, weight, out)
+    return out
+
+
+def input_grad(ops: WeightOps, dout: Floats, weight: QuantMatrix) -> Floats:
+    """dout · W in a new array that was full of NaN."""
+    dx = np.full((len(dout), weight.columns), np.nan, np.float32)
+    ops.matmul_input_grad(dout, weight, dx, False)
+    return dx
+
+
+def row_error(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """Largest error of a row relative to its norm."""
+    error = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return float(error.max())

@@ -80,6 +80,7 @@ class WandbSink:
                 disable_code=True,
                 x_disable_meta=True,
                 x_disable_stats=True,
+                x_save_requirements=False,
             ),
         )
         # `run.dir` is DIRECTORY/wandb/offline-run-DATE-ID/files.

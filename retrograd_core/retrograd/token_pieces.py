@@ -60,11 +60,11 @@ class PieceEncoder:
         """Tokens of sampled text that follows the tokens `previous`."""
         if not text:
             return []
-        if not self._puts_space_first or not previous or self._is_special(previous[-1]):
+        if not self._puts_space_first or not previous:
             return self._tokenizer.encode(text, special=True)
         # The tokenizer would put a space at the start of the piece, which is not there in a rollout: encode
-        # it behind something it does not merge with, and take that away again.
-        for anchor in _ANCHORS:
+        # it behind what precedes it, or else behind something that it does not merge with.
+        for anchor in (self._tokenizer.decode(previous[-1:]), *_ANCHORS):
             head = self._tokenizer.encode(anchor, special=True)
             ids = self._tokenizer.encode(anchor + text, special=True)
             if ids[: len(head)] == head:
@@ -100,6 +100,3 @@ class PieceEncoder:
         if bos is not None and (name := self._tokenizer.token_text(bos)) and name in text:
             return name
         return ""
-
-    def _is_special(self, token_id: int) -> bool:
-        return self._tokenizer.decode([token_id], special=False) == ""

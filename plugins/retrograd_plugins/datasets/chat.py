@@ -74,7 +74,7 @@ class ChatDataset:
             try:
                 encoded: EncodedConversation = self._encoder.encode(conversation)
             except TokenizerError as error:
-                raise RecordError(f"the chat template refuses the conversation: {error}") from error
+                raise RecordError(f"template and tokenizer cannot write it: {error}") from error
             found = examples(encoded.samples, origin, ctx)
             tally.count(origin, encoded.remarks, unknown_keys(record), found)
             return found

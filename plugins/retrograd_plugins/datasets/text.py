@@ -19,6 +19,7 @@ from retrograd_hookspecs import (
     Problem,
     TokenExample,
     Tokenizer,
+    TokenizerError,
     hookimpl,
 )
 
@@ -40,7 +41,10 @@ class TextDataset:
         if ctx < 2:
             raise _refused(str(path), f"training.ctx is {ctx}: a window needs at least 2 tokens")
         text = _read(path)
-        ids = self._tokenizer.encode(text, bos=True)
+        try:
+            ids = self._tokenizer.encode(text, bos=True)
+        except TokenizerError as error:
+            raise _refused(str(path), f"the tokenizer cannot write it: {error}") from error
         if self._tokenizer.adds_eos and self._tokenizer.eos_id is not None:
             ids.append(self._tokenizer.eos_id)
         if len(ids) < 2:

@@ -133,7 +133,9 @@ def _kernels(assembly: Assembly) -> dict[str, Any]:
         rows = _served(assembly)
     except KernelError as error:
         return {"missing": str(error)}
-    return {f"{row.op} {row.format}".strip(): row.variant + ("" if row.fast else " (fallback)") for row in rows}
+    return {
+        f"{row.op} {row.format}".strip(): row.variant + ("" if row.fast else " (fallback)") for row in rows
+    }
 
 
 def _parameters(file: Any) -> str:

@@ -80,5 +80,3 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
 def memory_estimate(assembly: Assembly) -> list[tuple[str, int]]:
     """Bytes by part."""
     raise NotImplementedError
-
-

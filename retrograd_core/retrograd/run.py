@@ -33,7 +33,7 @@ from .config import RunConfig
 from .interrupts import Interrupt, catch_interrupts
 from .metrics import SinkSet
 from .plugins import PluginSession
-from .progress import Pace, Reporter
+from .progress import Pace, Reporter, duration, metrics_text
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps with a gradient that is not finite before the run stops."""
@@ -67,6 +67,23 @@ class RunResult:
     tokens: int
     skipped_steps: int
     checkpoint: Path | None = None
+
+    def summary(self) -> list[str]:
+        """Lines that close a run: what was reached, and where the result is."""
+        speed = self.tokens / max(self.seconds, 1e-9)
+        lines = [
+            f"{self.outcome} after {self.steps} steps in {duration(self.seconds)}"
+            f" ({self.tokens:,} tokens, {speed:,.0f} a second all in all)"
+        ]
+        if self.first_evaluation is not None:
+            lines.append(f"held-out before: {metrics_text(self.first_evaluation.metrics)}")
+        if self.last_evaluation is not None:
+            lines.append(f"held-out after:  {metrics_text(self.last_evaluation.metrics)}")
+        if self.skipped_steps:
+            lines.append(f"{self.skipped_steps} steps were skipped: their gradient was not finite")
+        if self.best_step and self.best_step != self.steps:
+            lines.append(f"the best evaluation was at step {self.best_step}, not at the end")
+        return [*lines, f"result: {self.output}"]
 
 
 class Run:

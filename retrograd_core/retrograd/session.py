@@ -106,6 +106,12 @@ def _plain_loss(batch: LossBatch) -> LossResult:
     )
 
 
+def open_run(document: Document, reporter: Reporter) -> tuple[Run, Assembly]:
+    """A new run together with its parts."""
+    assembly = assemble(document)
+    return make_run(assembly, reporter), assembly
+
+
 def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
     """The checkpoint that `--resume` or `checkpoint.resume_from` names."""
     settings = assembly.config.checkpoint

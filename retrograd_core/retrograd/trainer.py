@@ -129,9 +129,7 @@ class Trainer:
             raise ValueError("prompt and completion must each have at least one token")
         tokens = np.array([*before, *after], np.int32)
         trained = np.arange(tokens.size) >= len(before)
-        [logp] = self._service("engine").log_probabilities(
-            [TrainingSequence(tokens=tokens, trained=trained)]
-        )
+        [logp] = self._service("engine").log_probabilities([TrainingSequence(tokens=tokens, trained=trained)])
         return float(np.sum(logp, dtype=np.float64))
 
     def generate(self, prompt: str, **sampling: Any) -> str:
@@ -208,5 +206,3 @@ class _Callback:
     @hookimpl
     def retrograd_step_finished(self, run: Any, report: StepReport) -> None:
         self.function(report)
-
-

@@ -16,9 +16,7 @@ from retrograd_hookspecs import Component, NoConfig, hookimpl
 @model_options
 @set_option
 @click.option("--show", default=1, show_default=True, help="Examples to show with their trained tokens.")
-def check(
-    config: Path, model: str | None, device: str | None, overrides: tuple[str, ...], show: int
-) -> int:
+def check(config: Path, model: str | None, device: str | None, overrides: tuple[str, ...], show: int) -> int:
     """Report every problem (exit 2), else the audit, an estimate of memory, and the time of a step."""
     import sys
 

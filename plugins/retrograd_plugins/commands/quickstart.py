@@ -58,7 +58,9 @@ def write_files(directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for source in sorted(files("retrograd_plugins").joinpath("quickstart_data").iterdir(), key=lambda f: f.name):
+    for source in sorted(
+        files("retrograd_plugins").joinpath("quickstart_data").iterdir(), key=lambda f: f.name
+    ):
         path = directory / source.name
         if source.is_file() and not path.exists():
             path.write_bytes(source.read_bytes())

@@ -1,0 +1,163 @@
+"""Answers of a model, with its adapter or without: for `chat`, `quickstart` and `Trainer`."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from retrograd_hookspecs import Message, ModelError, SamplingParams
+
+from .assembly import Assembly, assemble
+from .config import Document
+from .conversation import Conversation, ConversationEncoder
+from .engine.generation import GenerationRequest, Generator
+
+OnText = Callable[[str], None]
+
+
+def adapter_document(document: Document, adapter: Path | None) -> tuple[Document, Path | None]:
+    """The document with an adapter to load, and its path.
+
+    Without `adapter`, `[output].path` if that file exists; without either, the document as it is.
+    Raises: `ModelError` if `adapter` does not exist.
+    """
+    if adapter is None:
+        output = document.get("output.path")
+        if not isinstance(output, str):
+            return document, None
+        adapter = document.base_dir / Path(output).expanduser()
+        if not adapter.is_file():
+            return document, None
+    elif not adapter.is_file():
+        raise ModelError(f"--adapter {adapter}: there is no such file")
+    path = adapter.absolute()
+    return document.with_value("lora", {"init_adapter": str(path)}, where="--adapter"), path
+
+
+def answer(
+    assembly: Assembly, prompt: Sequence[int], params: SamplingParams, on_text: OnText | None = None
+) -> str:
+    """Continue `prompt` to a stop token or `params.max_new_tokens`; the text without the stop token.
+
+    `on_text` gets the text piece by piece, in whole characters. Raises: `RolloutError` if prompt and answer do
+    not fit the model's context.
+    """
+    services = assembly.services
+    services.get("engine")  # attaches the adapter
+    tokenizer = services.get("tokenizer")
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    pieces: list[str] = []
+
+    def emit(text: str) -> None:
+        pieces.append(text)
+        if on_text is not None and text:
+            on_text(text)
+
+    def on_token(number: int, token: int, logp: float) -> None:
+        if token not in tokenizer.stop_ids:
+            emit(decoder.decode(tokenizer.decode_bytes([token])))
+
+    generator = Generator(
+        model=services.get("model"),
+        sampler=services.get("sampler"),
+        ctx=services.get("architecture").context_length,
+    )
+    request = GenerationRequest(prompt=prompt, params=params, stop_ids=tokenizer.stop_ids)
+    generator.generate([request], on_token)
+    emit(decoder.decode(b"", final=True))
+    return "".join(pieces)
+
+
+def encoder_of(assembly: Assembly, variables: Mapping[str, Any] | None = None) -> ConversationEncoder:
+    """The encoder of conversations for the assembly's model."""
+    services = assembly.services
+    return ConversationEncoder(
+        services.get("tokenizer"), services.get("template"), services.get("chat_format"), variables
+    )
+
+
+@attrs.define
+class Chat:
+    """Conversations with one or two sides of a model (base, adapter), each with its own history."""
+
+    assembly: Assembly
+    params: SamplingParams
+    system: str | None
+    sides: Mapping[str, bool]
+    """Name of each side, and whether its adapter is on."""
+    encoder: ConversationEncoder
+    histories: dict[str, list[Message]] = attrs.field(factory=dict)
+
+    @classmethod
+    def open(
+        cls,
+        document: Document,
+        adapter: Path | None,
+        params: SamplingParams,
+        *,
+        system: str | None,
+        sides: Mapping[str, bool],
+    ) -> Chat:
+        """Load the model. Raises: `ModelError` if a side needs an adapter and there is none."""
+        if any(sides.values()):
+            document, path = adapter_document(document, adapter)
+            if path is None:
+                raise ModelError(
+                    f"there is no adapter: [output].path {document.get('output.path')!r} does not exist yet;"
+                    " train first, name one with --adapter, or use --base-only"
+                )
+        assembly = assemble(document, algorithm=False)
+        variables = document.get("sft.template_variables")
+        encoder = encoder_of(assembly, variables if isinstance(variables, Mapping) else None)
+        chat = cls(assembly=assembly, params=params, system=system, sides=sides, encoder=encoder)
+        chat.reset()
+        return chat
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        start = [Message(role="system", content=self.system)] if self.system else []
+        self.histories = {name: list(start) for name in self.sides}
+
+    def say(self, side: str, text: str, on_text: OnText) -> str:
+        """Add a user message and the side's answer to its history."""
+        history = self.histories[side]
+        turn = [*history, Message(role="user", content=text)]
+        prompt = self.encoder.prompt(Conversation(messages=tuple(turn)))
+        with _adapter(self.assembly, self.sides[side]):
+            said = answer(self.assembly, prompt, self.params, on_text)
+        self.histories[side] = [*turn, Message(role="assistant", content=said)]
+        return said
+
+
+def first_turns(path: Path, count: int) -> list[tuple[Message, ...]]:
+    """The messages before the first assistant turn of the first `count` records of a chat JSONL."""
+    prompts = []
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if len(prompts) == count:
+                break
+            if not line.strip():
+                continue
+            messages = json.loads(line)["messages"]
+            first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+            prompts.append(tuple(Message(role=m["role"], content=m["content"]) for m in messages[:first]))
+    return prompts
+
+
+def greedy_answers(
+    assembly: Assembly, prompts: Sequence[tuple[Message, ...]], *, max_new_tokens: int = 48
+) -> list[str]:
+    """The most likely answer to each prompt, with the adapter as it is."""
+    encoder = encoder_of(assembly)
+    params = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens)
+    return [answer(assembly, encoder.prompt(Conversation(messages=p)), params) for p in prompts]
+
+
+def _adapter(assembly: Assembly, on: bool) -> Any:
+    return nullcontext() if on else assembly.services.get("model").without_adapter()

@@ -114,7 +114,9 @@ class Schedule(Protocol):
 class Trainable(Protocol):
     """What is trained (LoRA adapter, whole weights) and how it is saved."""
 
-    parameters: Sequence[Parameter]
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """All trained arrays, in a fixed order."""
 
     def attach(self, model: Any) -> None:
         """Put the parameters into the model's modules."""
@@ -187,8 +189,8 @@ class Algorithm(Protocol):
     def show(self, count: int) -> Sequence[str]:
         """The first `count` examples as text, what is trained in them marked (`check`)."""
 
-    def evaluate(self) -> EvaluationReport | None:
-        """Evaluate on the held-out data; None without `[evaluation]`."""
+    def evaluate(self, limit: int | None = None) -> EvaluationReport | None:
+        """Evaluate on the held-out data, the first `limit` examples; None without `[evaluation]`."""
 
     def state(self) -> dict[str, Any]:
         """JSON-compatible position: epoch, cursor, random generators."""

@@ -45,8 +45,9 @@ def answer(
 ) -> str:
     """Continue `prompt` to a stop token or `params.max_new_tokens`; the text without the stop token.
 
-    `on_text` gets the text piece by piece, in whole characters. Raises: `RolloutError` if prompt and answer do
-    not fit the model's context.
+    `on_text` gets the text piece by piece, in whole characters.
+
+    Raises: `RolloutError` if prompt and answer do not fit the model's context.
     """
     services = assembly.services
     services.get("engine")  # attaches the adapter
@@ -137,7 +138,7 @@ class Chat:
 
 def first_turns(path: Path, count: int) -> list[tuple[Message, ...]]:
     """The messages before the first assistant turn of the first `count` records of a chat JSONL."""
-    prompts = []
+    prompts: list[tuple[Message, ...]] = []
     with path.open(encoding="utf-8") as file:
         for line in file:
             if len(prompts) == count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def export_model(
     *,
     adapter: Path,
     out: Path,
-    dtype: MergeFormat,
+    dtype: str,
     text: Path | None,
     compare: bool,
     modelfile: bool,
@@ -40,7 +40,7 @@ def export_model(
     tuned = assemble(with_adapter(document, adapter), algorithm=False)
     base = tuned.services.get("model_file")
     reporter.message(f"merging {adapter} into {base.path} as {dtype.upper()}")
-    report = merge_adapter(base, read_adapter(adapter), out, dtype=dtype)
+    report = merge_adapter(base, read_adapter(adapter), out, dtype=cast(MergeFormat, dtype))
     lines = [f"wrote {report.path} ({size(report.bytes)}, {report.merged} matrices merged)"]
     lines += [f"note: {note}" for note in report.notes]
     if compare:

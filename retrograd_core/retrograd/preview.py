@@ -52,7 +52,10 @@ class Preview:
 
 
 def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Preview:
-    """Check a configuration to the end. Raises `ConfigError`, `DataError` or `ModelError` as `train` would."""
+    """Check a configuration to the end.
+
+    Raises: `ConfigError`, `DataError` or `ModelError`, as `train` would.
+    """
     assembly = assemble(document)
     services = assembly.services
     algorithm = services.get("algorithm")

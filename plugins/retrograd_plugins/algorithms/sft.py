@@ -162,11 +162,11 @@ class Sft:
 
         return [describe_masks(example, self._tokenizer) for example in self._examples[:count]]
 
-    def evaluate(self) -> EvaluationReport | None:
+    def evaluate(self, limit: int | None = None) -> EvaluationReport | None:
         """Mean negative log-likelihood of the held-out trained tokens, and its exponential."""
         if self._evaluation is None:
             return None
-        loss, tokens = mean_loss(self._engine, self._held_out)
+        loss, tokens = mean_loss(self._engine, self._held_out[:limit])
         return EvaluationReport(
             metrics={
                 "eval/loss": loss,
@@ -292,7 +292,7 @@ def _build(config: SftConfig, context: BuildContext) -> Algorithm:
         dataset=dataset,
         tokenizer=context.service("tokenizer"),
         chat=bool(findings),
-        seed=getattr(context.service("trainable"), "seed", 42),
+        seed=run.table("lora").get("seed", 42),
         training=run.training,
         evaluation=run.evaluation,
         template_findings=findings,
@@ -308,7 +308,7 @@ def retrograd_algorithms() -> list[Component[SftConfig, Algorithm]]:
             config=SftConfig,
             build=_build,
             summary="Supervised fine-tuning on conversations or plain text.",
-            needs=("engine", "trainable", "tokenizer", "template", "chat_format"),
+            needs=("engine", "tokenizer", "template", "chat_format"),
             selects={"loss": "losses"},
             applies=("evaluation",),
             reads=(

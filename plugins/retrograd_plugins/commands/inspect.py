@@ -11,7 +11,7 @@ from retrograd_hookspecs import Component, NoConfig, hookimpl
 
 
 @click.command(
-    name="inspect", help="Show a model: sizes, tensors, LoRA targets, tokenizer, template, kernels."
+    name="inspect", help="Show a model: sizes, LoRA targets, tokenizer, template, kernels."
 )
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")

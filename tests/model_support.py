@@ -11,9 +11,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-import retrograd_plugins.architectures
-import retrograd_plugins.backends
-import retrograd_plugins.kernels
 from retrograd.engine import EngineSettings, TrainingEngine
 from retrograd.gguf import open_model
 from retrograd.kernel_table import FrozenKernelTable

@@ -64,8 +64,8 @@ class Metadata:
             return 1.0
         if kind not in (None, "linear"):
             raise ModelError(
-                f"{self.file.path}: {self.file.architecture}.rope.scaling.type = {kind!r} with factor {factor}:"
-                " only linear scaling (and the factors in rope_freqs.weight) can be computed;"
+                f"{self.file.path}: {self.file.architecture}.rope.scaling.type = {kind!r} with factor"
+                f" {factor}: only linear scaling (and the factors in rope_freqs.weight) can be computed;"
                 " use a model file without it"
             )
         return self.number("rope.scaling.factor", factor)

@@ -34,7 +34,7 @@ class StepLayout:
 
 def lay_out(step: Step, sequences: Sequence[TrainingSequence]) -> StepLayout:
     """Leave out passes that no trained token depends on, and hand out cache rows."""
-    passes = [pieces for pieces in _needed(step, sequences)]
+    passes = _needed(step, sequences)
     end: dict[int, int] = {}
     count: dict[int, int] = {}
     for pieces in (*step.context, *passes):

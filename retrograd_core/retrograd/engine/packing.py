@@ -4,8 +4,8 @@ A *pass* is at most `micro_batch` tokens evaluated together; a *step* is at most
 passes and ends with one optimizer update. `docs/training-semantics.md` explains the rules:
 
 - a sequence that fits into a pass is never split;
-- a longer one is cut at multiples of `micro_batch` into consecutive passes of one step, so that its gradient is
-  exact; the last, shorter piece may share its pass with others;
+- a longer one is cut at multiples of `micro_batch` into consecutive passes of one step, so that its
+  gradient is exact; the last, shorter piece may share its pass with others;
 - one that needs more passes than a step has is spread over several steps. Each of them evaluates the
   earlier tokens anew as *context*: they are seen, but no gradient flows into them.
 

@@ -59,5 +59,4 @@ def whole_sequence(tokens: npt.NDArray[np.int32]) -> TrainingSequence:
 def ranges(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """[first, stop) of each run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    for first, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        yield first, stop
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

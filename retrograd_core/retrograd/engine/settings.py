@@ -37,7 +37,9 @@ class EngineSettings:
 
     def kv_type(self, compute: np.dtype[Any]) -> np.dtype[Any]:
         """Array type of cached keys and values."""
-        return {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "compute": compute}[self.kv_dtype]
+        if self.kv_dtype == "compute":
+            return compute
+        return np.dtype(np.float16 if self.kv_dtype == "f16" else np.float32)
 
     def checkpointing(self) -> Checkpointing | None:
         """Gradient checkpointing, or None."""

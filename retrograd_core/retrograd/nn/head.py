@@ -58,7 +58,7 @@ class Head:
     def log_probabilities(
         self, x: Any, targets: Any, plan: HeadPlan
     ) -> tuple[npt.NDArray[np.floating[Any]], Any]:
-        """x (n, E), targets int32 (n,) to log p(target) (n,) on the host, and logsumexp (n,) on the device."""
+        """x (n, E), targets int32 (n,) to log p(target) on the host and logsumexp on the device, (n,)."""
         normed = self.normed(x)
         highest, total, target_logit = self._running(x.shape[0])
         tiles = self._tiles(plan)

@@ -29,7 +29,7 @@ class KVCache:
         blocks: int,
         heads: int,
         head_length: int,
-        dtype: npt.DTypeLike = None,
+        dtype: npt.DTypeLike | None = None,
     ) -> None:
         compute = workspace.backend.compute_dtype
         self._name = name
@@ -54,7 +54,7 @@ class KVCache:
         if self.widens:
             self._wide = self._pair("wide", everything, None)
 
-    def _pair(self, name: str, rows: int, dtype: npt.DTypeLike) -> tuple[Any, Any]:
+    def _pair(self, name: str, rows: int, dtype: npt.DTypeLike | None) -> tuple[Any, Any]:
         shape = (rows, *self._tail)
         return (
             self._workspace.get(f"{self._name}/{name}.k", shape, dtype),

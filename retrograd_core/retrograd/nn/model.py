@@ -204,8 +204,8 @@ class CausalLM:
         store(x, stored, checkpointing.dtype, self._scratch)
         if checkpointing.dtype == "f16" and not np.isfinite(self.backend.to_host(stored)).all():
             raise TrainingError(
-                f"the activations before block {number * checkpointing.stride} exceed the range of f16 (65504)"
-                ' or are not finite; set training.checkpoint_dtype = "bf16" or "f32"'
+                f"the activations before block {number * checkpointing.stride} exceed the range of f16"
+                ' (65504) or are not finite; set training.checkpoint_dtype = "bf16" or "f32"'
             )
 
     def _load(self, x: Any, number: int, checkpointing: Checkpointing) -> None:

@@ -106,8 +106,8 @@ class ModuleBuilder:
         if unread:
             shown = ", ".join(unread[:5]) + (f" and {len(unread) - 5} more" if len(unread) > 5 else "")
             raise ModelError(
-                f"{self._file.path}: architecture {self._file.architecture!r} does not use the tensors {shown};"
-                " a model of this kind would not be computed as it was trained"
+                f"{self._file.path}: architecture {self._file.architecture!r} does not use the tensors"
+                f" {shown}; a model of this kind would not be computed as it was trained"
             )
 
     def _projection(self, name: str, rows: int, columns: int, *, bias: bool = False) -> Projection:

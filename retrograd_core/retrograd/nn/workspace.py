@@ -29,7 +29,7 @@ class Workspace:
         self._buffers: dict[str, Any] = {}
 
     def get(
-        self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike = None, *, capacity: int = 0
+        self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, *, capacity: int = 0
     ) -> Any:
         """The array `name` (C-contiguous, of the compute dtype unless given); contents are what they were.
 
@@ -64,11 +64,11 @@ class Scope:
         self.workspace = workspace
         self._prefix = prefix
 
-    def rows(self, name: str, count: int, *tail: int, dtype: npt.DTypeLike = None) -> Any:
+    def rows(self, name: str, count: int, *tail: int, dtype: npt.DTypeLike | None = None) -> Any:
         """Array (count, *tail) with a row a token."""
         capacity = max(count, self.workspace.token_capacity) * math.prod(tail)
         return self.workspace.get(f"{self._prefix}/{name}", (count, *tail), dtype, capacity=capacity)
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike = None) -> Any:
+    def get(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Any:
         """Array of a shape that has nothing to do with tokens."""
         return self.workspace.get(f"{self._prefix}/{name}", shape, dtype)

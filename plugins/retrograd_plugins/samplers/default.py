@@ -1,0 +1,108 @@
+"""The default sampler: temperature, top-k, top-p, min-p, or greedy.
+
+With logits z and temperature τ, p = softmax(z / τ). Then, in this order, each on what is left:
+
+- `top_k`: the k most likely tokens;
+- `top_p`: the fewest most likely tokens whose probabilities sum to at least top_p (Holtzman et al. 2020);
+- `min_p`: tokens with p ≥ min_p · max p (Nguyen et al. 2024).
+
+What is left is renormalised, and one uniform number draws the token by inversion of the cumulative
+distribution in the order of token ids. Temperature 0 takes the most likely token, the lowest id on a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrograd_hookspecs import (
+    BuildContext,
+    Component,
+    NoConfig,
+    RolloutError,
+    Sampler,
+    SamplingParams,
+    hookimpl,
+)
+
+if TYPE_CHECKING:
+    from retrograd_hookspecs.training import FloatArray
+
+Probabilities = npt.NDArray[np.float64]
+
+
+class DefaultSampler:
+    """Stateless: the same logits, parameters and generator state give the same token."""
+
+    def sample(
+        self, logits: FloatArray, params: SamplingParams, rng: np.random.Generator
+    ) -> tuple[int, float]:
+        """Token id, and its log-probability under the distribution it was drawn from (0 for greedy).
+
+        Raises `RolloutError` for logits that are not finite.
+        """
+        highest = float(np.max(logits))
+        if not np.isfinite(highest):
+            raise RolloutError(
+                f"the model's largest logit is {highest}: its weights or activations are not finite"
+            )
+        if params.temperature == 0.0:
+            return int(np.argmax(logits)), 0.0
+        weights = np.exp((np.asarray(logits, dtype=np.float64) - highest) / params.temperature)
+        kept = _filtered(weights / weights.sum(), params)
+        cumulative = np.cumsum(kept)
+        token = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+        # A draw that rounds up to the total belongs to the last token that can be drawn.
+        token = min(token, int(np.flatnonzero(kept)[-1]))
+        return token, float(np.log(kept[token] / cumulative[-1]))
+
+
+def _filtered(p: Probabilities, params: SamplingParams) -> Probabilities:
+    """Probabilities (V,) with those of tokens that may not be drawn set to 0."""
+    if 0 < params.top_k < p.size:
+        p = np.where(_largest(p, params.top_k), p, 0.0)
+    if params.top_p < 1.0:
+        p = np.where(_nucleus(p / p.sum(), params.top_p), p, 0.0)
+    if params.min_p > 0.0:
+        p = np.where(p >= params.min_p * p.max(), p, 0.0)
+    return p
+
+
+def _largest(p: Probabilities, count: int) -> npt.NDArray[np.bool_]:
+    """True for the `count` largest, the lowest ids among equals."""
+    threshold = np.partition(p, p.size - count)[p.size - count]
+    keep: npt.NDArray[np.bool_] = p > threshold
+    keep[np.flatnonzero(p == threshold)[: count - int(keep.sum())]] = True
+    return keep
+
+
+def _nucleus(p: Probabilities, mass: float) -> npt.NDArray[np.bool_]:
+    """True for the fewest most likely tokens that sum to at least `mass`."""
+    # Tokens below this sum to less than 1 - mass together, so none is needed: only the others are sorted.
+    candidates = np.flatnonzero(p >= (1.0 - mass) / p.size)
+    order = candidates[np.argsort(-p[candidates], kind="stable")]
+    count = int(np.searchsorted(np.cumsum(p[order]), mass, side="left")) + 1
+    keep = np.zeros(p.size, dtype=np.bool_)
+    keep[order[:count]] = True
+    return keep
+
+
+def _build(config: NoConfig, context: BuildContext) -> Sampler:
+    return DefaultSampler()
+
+
+@hookimpl
+def retrograd_samplers() -> Sequence[Component[Any, Any]]:
+    """Offer `default`."""
+    return [
+        Component(
+            name="default",
+            config=NoConfig,
+            build=_build,
+            summary="Temperature, top-k, top-p, min-p; temperature 0 is greedy.",
+            source="Holtzman et al. 2020, section 3.1 (top-p); Nguyen et al. 2024, section 3 (min-p)",
+        )
+    ]

@@ -60,6 +60,11 @@ class LlamaCpp:
         reply = self._request("info", model=str(model))
         return {key: reply.get(key) for key in ("bos", "eos", "eot", "addsBos")}
 
+    def end_of_generation(self, model: Path, vocabulary_size: int) -> frozenset[int]:
+        """Ids of the tokens that end a generation."""
+        reply = self._request("endOfGeneration", model=str(model), count=vocabulary_size)
+        return frozenset(int(token) for token in reply["tokens"])
+
     def logits(
         self, model: Path, tokens: Sequence[int], *, adapter: Path | None = None, scale: float = 1.0
     ) -> npt.NDArray[np.float32]:

@@ -78,7 +78,9 @@ CLASS_MARKS = {
 }
 """What stands for a character outside ASCII of each class: letters and others of the Han ranges apart."""
 
-WHITE_SPACE = dict.fromkeys((*range(0x2000, 0x200B), 0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000), SPACE_MARK)
+WHITE_SPACE = dict.fromkeys(
+    (*range(0x2000, 0x200B), 0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000), SPACE_MARK
+)
 """Translation table that leaves all but the white space outside ASCII as it is."""
 
 _HAN = (

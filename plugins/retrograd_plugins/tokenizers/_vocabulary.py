@@ -45,12 +45,18 @@ _END_OF_GENERATION = (
 )
 # Fill-in-the-middle tokens count as control; padding, repository and file separator also end a generation.
 _FILL_IN = {
-    "fim_pre": ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>")
-    + ("<|code_prefix|>", "<|prefix|>"),
-    "fim_suf": ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>")
-    + ("<|code_suffix|>", "<|suffix|>"),
-    "fim_mid": ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>")
-    + ("<|code_middle|>", "<|middle|>"),
+    "fim_pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>"),
+        *("<PRE>", "▁<PRE>", "<|code_prefix|>", "<|prefix|>"),
+    ),
+    "fim_suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>"),
+        *("<SUF>", "▁<SUF>", "<|code_suffix|>", "<|suffix|>"),
+    ),
+    "fim_mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>"),
+        *("<MID>", "▁<MID>", "<|code_middle|>", "<|middle|>"),
+    ),
     "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
@@ -68,7 +74,13 @@ class Vocabulary:
     """
 
     def __init__(
-        self, metadata: Mapping[str, Any], *, bos: int | None, eos: int | None, adds_bos: bool, adds_eos: bool = False
+        self,
+        metadata: Mapping[str, Any],
+        *,
+        bos: int | None,
+        eos: int | None,
+        adds_bos: bool,
+        adds_eos: bool = False,
     ) -> None:
         self._metadata = metadata
         self.tokens: list[str] = list(self._list("tokens"))
@@ -76,10 +88,10 @@ class Vocabulary:
         names = [text or f"[EMPTY_{token}]" for token, text in enumerate(self.tokens)]
         self.ids: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         if len(self.ids) != len(names):
-            twice = next(token for token, text in enumerate(names) if self.ids[text] != token)
+            first = next(token for token, text in enumerate(names) if self.ids[text] != token)
             raise TokenizerError(
-                f"tokenizer.ggml.tokens holds {names[twice]!r} twice, as {twice} and {self.ids[names[twice]]};"
-                " the file is damaged or was written by a broken converter"
+                f"tokenizer.ggml.tokens holds {names[first]!r} twice, at {first} and"
+                f" {self.ids[names[first]]}: the file is damaged or was written by a broken converter"
             )
         kinds = metadata.get("tokenizer.ggml.token_type")
         self.kinds: list[int] = (
@@ -122,13 +134,16 @@ class Vocabulary:
     def _list(self, key: str) -> Sequence[Any]:
         value = self._metadata.get(f"tokenizer.ggml.{key}")
         if value is None or isinstance(value, str) or not len(value):
-            raise TokenizerError(f"the model has no tokenizer.ggml.{key}: it holds no vocabulary to tokenise with")
+            raise TokenizerError(
+                f"the model has no tokenizer.ggml.{key}: it holds no vocabulary to tokenise with"
+            )
         return value  # type: ignore[no-any-return]
 
     def _sized(self, key: str, values: Sequence[Any]) -> Sequence[Any]:
         if len(values) < len(self.tokens):
             raise TokenizerError(
-                f"tokenizer.ggml.{key} has {len(values)} entries for {len(self.tokens)} tokens; the file is damaged"
+                f"tokenizer.ggml.{key} has {len(values)} entries for {len(self.tokens)} tokens;"
+                " the file is damaged"
             )
         return values[: len(self.tokens)]
 
@@ -187,9 +202,7 @@ class Vocabulary:
             return self._named("<mask>"), none
         if "phi-3" in name or "phi3" in name:
             every = frozenset(
-                token
-                for token, kind in enumerate(self.kinds)
-                if kind & (CONTROL | UNKNOWN | USER_DEFINED)
+                token for token, kind in enumerate(self.kinds) if kind & (CONTROL | UNKNOWN | USER_DEFINED)
             )
             return none, (every | self._named("</s>")) - self._named("<unk>", "<s>", "<|endoftext|>")
         if "modern-bert" in name:

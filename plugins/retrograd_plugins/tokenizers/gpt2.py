@@ -33,7 +33,7 @@ class Gpt2Tokenizer(VocabularyTokenizer):
         merges = metadata.get("tokenizer.ggml.merges")
         if merges is None:
             raise TokenizerError(
-                "the model has no tokenizer.ggml.merges: byte-pair encoding needs them; convert the model again"
+                "the model has no tokenizer.ggml.merges, which byte-pair encoding needs: convert it again"
             )
         default = _DEFAULT_BOS_AND_EOS
         super().__init__(
@@ -43,7 +43,7 @@ class Gpt2Tokenizer(VocabularyTokenizer):
         self._ranks = {str(merge): rank for rank, merge in reversed(list(enumerate(merges)))}
         self._ignore_merges = pre.ignore_merges
         self._pre_tokenizer = PreTokenizer(pre.expressions)
-        symbols = _byte_symbols()
+        symbols = byte_symbols()
         self._symbols = str.maketrans(dict(enumerate(symbols)))
         self._bytes = {symbol: byte for byte, symbol in enumerate(symbols)}
 
@@ -61,7 +61,7 @@ class Gpt2Tokenizer(VocabularyTokenizer):
             if symbol in vocabulary:
                 ids.append(vocabulary[symbol])
             else:
-                # Only bytes that the vocabulary lacks stay out, as in llama.cpp: SmolLM2 has no token for some.
+                # As in llama.cpp, bytes that the vocabulary lacks stay out: SmolLM2 has no token for some.
                 ids.extend(vocabulary[part] for part in symbol if part.isascii() and part in vocabulary)
         return ids
 
@@ -80,7 +80,7 @@ class Gpt2Tokenizer(VocabularyTokenizer):
         return bytes([int(text[3:5], 16)]) if kind & BYTE else b""
 
 
-def _byte_symbols() -> list[str]:
+def byte_symbols() -> list[str]:
     """The printable character for each byte: itself where Latin-1 shows it, else the next one from U+0100."""
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (byte for byte in range(256) if byte not in shown)

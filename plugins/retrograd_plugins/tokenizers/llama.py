@@ -33,8 +33,7 @@ class LlamaTokenizer(VocabularyTokenizer):
         self._space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
         # llama.cpp compares the file's float32 scores; lower ranks merge first.
         self._ranks = {
-            text: -score
-            for text, score in zip(self._vocabulary.ids, self._vocabulary.scores(), strict=True)
+            text: -score for text, score in zip(self._vocabulary.ids, self._vocabulary.scores(), strict=True)
         }
         self._inner_pairs: set[str] = set()
         for text in self._vocabulary.ids:
@@ -45,7 +44,9 @@ class LlamaTokenizer(VocabularyTokenizer):
         it is taken off the first token, as llama.cpp does. `special=False` leaves special tokens out."""
         if not (self._space_prefix and ids):
             return super().decode_bytes(ids, special=special)
-        return self._piece(ids[0], special).removeprefix(b" ") + super().decode_bytes(ids[1:], special=special)
+        return self._piece(ids[0], special).removeprefix(b" ") + super().decode_bytes(
+            ids[1:], special=special
+        )
 
     def _encode_plain(self, text: str, first: bool, ids: list[int]) -> None:
         if self._space_prefix and first:

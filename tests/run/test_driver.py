@@ -92,7 +92,7 @@ class Counting:
     def show(self, count: int) -> Sequence[str]:
         return []
 
-    def evaluate(self) -> EvaluationReport | None:
+    def evaluate(self, limit: int | None = None) -> EvaluationReport | None:
         if not self.scores:
             return None
         return EvaluationReport(

@@ -50,7 +50,6 @@ def answer(
     Raises: `RolloutError` if prompt and answer do not fit the model's context.
     """
     services = assembly.services
-    services.get("engine")  # attaches the adapter
     tokenizer = services.get("tokenizer")
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     pieces: list[str] = []
@@ -114,6 +113,7 @@ class Chat:
                     " train first, name one with --adapter, or use --base-only"
                 )
         assembly = assemble(document, algorithm=False)
+        assembly.services.get("engine")  # attaches the adapter
         variables = document.get("sft.template_variables")
         encoder = encoder_of(assembly, variables if isinstance(variables, Mapping) else None)
         chat = cls(assembly=assembly, params=params, system=system, sides=sides, encoder=encoder)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from retrograd.testing.datasets import check_dataset
-from retrograd_hookspecs import DataError, NoConfig, TokenExample
+from retrograd_hookspecs import BuildContext, DataError, ModelError, NoConfig, TokenExample
 from retrograd_plugins.datasets.chat import ChatDataset, retrograd_datasets
 
 from . import standins
@@ -274,8 +274,6 @@ def test_template_variables_reach_the_template(tmp_path: Path) -> None:
 
 
 def test_component_builds_from_services() -> None:
-    from retrograd_hookspecs import BuildContext
-
     (component,) = retrograd_datasets()
     services = {
         "tokenizer": standins.chatml(),
@@ -285,3 +283,6 @@ def test_component_builds_from_services() -> None:
     assert set(component.needs) == set(services)
     built = component.build(NoConfig(), BuildContext(config=None, base_dir=Path(), services=services))
     assert isinstance(built, ChatDataset)
+    without = BuildContext(config=None, base_dir=Path(), services={**services, "template": None})
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        component.build(NoConfig(), without)

@@ -26,6 +26,7 @@ from retrograd_hookspecs import (
     ChatTemplate,
     Component,
     Dataset,
+    ModelError,
     NoConfig,
     TokenExample,
     Tokenizer,
@@ -89,9 +90,13 @@ class ChatDataset:
 
 
 def _build(config: NoConfig, context: BuildContext) -> Dataset:
-    return ChatDataset(
-        context.service("tokenizer"), context.service("template"), context.service("chat_format")
-    )
+    template = context.service("template")
+    if template is None:
+        raise ModelError(
+            "chat data needs a chat template, and the model has no tokenizer.chat_template: use an instruct"
+            ' model, or train plain text with data_format = "text"'
+        )
+    return ChatDataset(context.service("tokenizer"), template, context.service("chat_format"))
 
 
 @hookimpl

@@ -94,6 +94,8 @@ def test_missing_and_misshapen_tensors_are_named(tiny_model: TinyModels) -> None
 def test_files_that_are_not_models(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file"):
         open_model(tmp_path / "absent.gguf")
+    with pytest.raises(ModelError, match=r"'s3:' is meant as a locator, no installed plugin knows it"):
+        open_model("s3:bucket/m.gguf")
     with pytest.raises(ModelError, match="a directory"):
         open_model(tmp_path)
     empty = tmp_path / "empty.gguf"

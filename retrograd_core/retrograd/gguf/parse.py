@@ -9,6 +9,7 @@ Source: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/doc
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ _SCALARS: Mapping[int, np.dtype[Any]] = {
     int(GGUFValueType.FLOAT64): np.dtype("<f8"),
     int(GGUFValueType.BOOL): np.dtype("?"),
 }
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 _AGAIN = "download or copy it again"
 
 
@@ -75,7 +77,14 @@ def parse_file(path: Path) -> ParsedFile:
                 raise ModelError(f"{path}: the file is empty; {_AGAIN}")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise ModelError(f"{path}: there is no such file; check the path of the model") from None
+        scheme = _SCHEME.match(str(path))
+        hint = (
+            f"if {scheme[0]!r} is meant as a locator, no installed plugin knows it"
+            " (built in: package:, pypi:, hf:)"
+            if scheme
+            else "check the path of the model"
+        )
+        raise ModelError(f"{path}: there is no such file; {hint}") from None
     except IsADirectoryError:
         raise ModelError(f"{path}: this is a directory; give the path of a .gguf file in it") from None
     except OSError as error:

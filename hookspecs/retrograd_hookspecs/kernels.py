@@ -30,6 +30,7 @@ segments with `context_length` 0.
 |---|---|
 | `matmul` (by format) | `(x (T,K), w, out (T,N))`: out = x·Wᵀ, W (N,K) |
 | `matmul_input_grad` (by format) | `(dout (T,N), w, dx (T,K), accumulate: bool)`: dx = dout·W, or adds to dx |
+| `matmul_few` (by format, optional) | as `matmul`, for few rows; may round activations to 8 bits, so not bit for bit `matmul`. For `training.fast_sampling_context` only. Where there is none, `matmul` serves |
 | `embedding` (by format) | `(ids int32 (T,), w, scale: float, out (T,K))`: out = scale·W[ids] |
 | `lora_forward` | `(x (T,K), a (r,K), b (N,r), scale, hidden (T,r), out (T,N))`: hidden = x·aᵀ; adds scale·hidden·bᵀ to out |
 | `lora_backward` | `(dout (T,N), x, hidden, a, b, scale, da (r,K), db (N,r), dx (T,K))`: adds to da, db and dx |
@@ -61,7 +62,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "embedding")
+OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "matmul_few", "embedding")
+STAND_INS = {"matmul_few": "matmul"}
+"""Optional ops, and the op of the same arguments that serves where no kernel implements them."""
 OPS = (
     *OPS_BY_FORMAT,
     "lora_forward",

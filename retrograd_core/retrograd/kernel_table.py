@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from retrograd_hookspecs import ANY_FORMAT, OPS, OPS_BY_FORMAT, DeviceInfo, KernelError, KernelImpl
+from retrograd_hookspecs import (
+    ANY_FORMAT,
+    OPS,
+    OPS_BY_FORMAT,
+    STAND_INS,
+    DeviceInfo,
+    KernelError,
+    KernelImpl,
+)
 
 Selector = Callable[[str, str, Sequence[KernelImpl]], KernelImpl | None]
 
@@ -40,6 +48,8 @@ class FrozenKernelTable:
         found = self._serving.get(key)
         if found is None:
             candidates = self.candidates(*key)
+            if not candidates and op in STAND_INS:
+                return self.serving(STAND_INS[op], format)
             if not candidates:
                 raise KernelError(
                     f"no kernel of backend {self._device.backend!r} serves {op}"

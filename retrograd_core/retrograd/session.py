@@ -124,7 +124,9 @@ def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
         return path
     output = Path(assembly.config.output.path)
     directory = settings.directory if settings else output.with_name(output.stem + ".checkpoints")
-    newest = CheckpointStore(Path(directory)).newest()
+    store = CheckpointStore(Path(directory))
+    store.recover()  # a kill in the middle of replacing a checkpoint
+    newest = store.newest()
     if newest is None:
         raise CheckpointError(f"--resume: {directory} holds no checkpoint; leave --resume out to start anew")
     return newest

@@ -56,6 +56,8 @@ def test_entry_points_equal_the_modules_on_disk() -> None:
 @pytest.mark.parametrize("package", SOURCES)
 def test_dependencies_point_one_way(package: str) -> None:
     for path in SOURCES[package].rglob("*.py"):
+        if path == SOURCES["retrograd"] / "__init__.py":  # the facade's lazy table
+            continue
         crossed = imports(path) & (set(SOURCES) - ALLOWED[package] - {package})
         assert not crossed, f"{path.relative_to(ROOT)} imports {crossed}"
 

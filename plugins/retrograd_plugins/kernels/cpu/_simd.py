@@ -78,7 +78,7 @@ def register_operation(
 
     infer_global(key, types.Function(Template))
 
-    @lower_builtin(key, *lowered)  # type: ignore[untyped-decorator]
+    @lower_builtin(key, *lowered)
     def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         found = typer(*sig.args)
         assert found is not None

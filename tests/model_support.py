@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from retrograd.engine import EngineSettings, TrainingEngine
+from retrograd.engine import EngineSettings, TrainingEngine, TrainingSequence, plan_epoch
 from retrograd.gguf import open_model
 from retrograd.kernel_table import FrozenKernelTable
-from retrograd.nn import CausalLM, LoraFactors
+from retrograd.nn import CausalLM
 from retrograd_hookspecs import (
+    Architecture,
     Backend,
     BuildContext,
     Component,
@@ -61,58 +62,18 @@ def build_kernels(backend: Backend, variants: Mapping[str, str] | str = "") -> F
     return FrozenKernelTable(impls, backend.device, select)
 
 
-def describe(path: Path) -> tuple[Any, Any]:
-    """The file and the description its architecture gives."""
-    file = open_model(path)
-    module = importlib.import_module(f"retrograd_plugins.architectures.{file.architecture}")
+def architecture(name: str) -> Architecture:
+    """The built-in architecture `name`."""
+    module = importlib.import_module(f"retrograd_plugins.architectures.{name}")
     component = module.retrograd_architectures()[0]
-    architecture = component.build(NoConfig(), BuildContext(config=None, base_dir=path.parent))
-    return file, architecture.describe(file)
+    built: Architecture = component.build(NoConfig(), BuildContext(config=None, base_dir=Path.cwd()))
+    return built
 
 
 def load_model(path: Path, backend: Backend, kernels: FrozenKernelTable) -> CausalLM:
     """The model in `path`."""
-    file, spec = describe(path)
-    return CausalLM(file, spec, kernels, backend)
-
-
-@attrs.define(eq=False)
-class PlainLora:
-    """A trainable with given factors, for tests that need to know every value."""
-
-    factors: Mapping[str, tuple[Any, Any]]
-    scale: float
-    parameters: list[Parameter] = attrs.field(factory=list)
-    compute: Any = None
-
-    def attach(self, model: CausalLM) -> None:
-        self.compute = model.backend.compute_dtype
-        for name, (a, b) in self.factors.items():
-            pair = [self._parameter(f"{name}.{suffix}", value) for suffix, value in (("a", a), ("b", b))]
-            self.parameters += pair
-            model.projections[name].lora = LoraFactors(a=pair[0], b=pair[1], scale=self.scale)
-
-    def _parameter(self, name: str, value: Any) -> Parameter:
-        weight = np.ascontiguousarray(value, dtype=self.compute)
-        return Parameter(
-            name=name, value=value.astype(np.float32), grad=np.zeros_like(weight), weight=weight, dtype="f32"
-        )
-
-    def refresh(self) -> None:
-        for parameter in self.parameters:
-            parameter.weight[...] = parameter.value
-
-    def save(self, path: Path) -> None:
-        raise AssertionError("not used in these tests")
-
-    load = save
-
-    def summary(self) -> str:
-        return "plain"
-
-    def grads(self) -> dict[str, Any]:
-        """Copies of all gradients by name."""
-        return {p.name: np.array(p.grad) for p in self.parameters}
+    file = open_model(path)
+    return CausalLM(file, architecture(file.architecture).describe(file), kernels, backend)
 
 
 def reference_factors(model: CausalLM, *, rank: int = 8, seed: int = 1234) -> dict[str, tuple[Any, Any]]:
@@ -129,17 +90,45 @@ def reference_factors(model: CausalLM, *, rank: int = 8, seed: int = 1234) -> di
     return factors
 
 
-def engine_for(model: CausalLM, lora: PlainLora | None = None, **settings: Any) -> TrainingEngine:
-    """An engine whose passes hold 4096 tokens unless `settings` say otherwise."""
-    return TrainingEngine(
-        model, lora, EngineSettings(**{"micro_batch": 4096, "kv_dtype": "compute"} | settings)
+def engine_for(model: CausalLM, **settings: Any) -> TrainingEngine:
+    """An engine for what is attached to the model; its passes hold 4096 tokens unless `settings` differ."""
+    options = {"micro_batch": 4096, "kv_dtype": "compute"} | settings
+    return TrainingEngine(model, None, EngineSettings(**options))
+
+
+def gradients(
+    model: CausalLM,
+    parameters: Sequence[Parameter],
+    sequences: Sequence[TrainingSequence],
+    **settings: Any,
+) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients of one epoch over `sequences` in one step each, with fresh gradients."""
+    engine = engine_for(model, **settings)
+    for parameter in parameters:
+        parameter.grad[...] = 0
+    total = sum(sequence.trained_tokens for sequence in sequences)
+    steps = plan_epoch(
+        [sequence.predicts for sequence in sequences],
+        range(len(sequences)),
+        micro_batch=engine.settings.micro_batch,
+        gradient_accumulation=engine.settings.gradient_accumulation,
+    )
+    loss = sum(engine.train_step(step, sequences, mean_nll, total).loss for step in steps)
+    return loss, {p.name: np.array(model.backend.to_host(p.grad)) for p in parameters}
+
+
+def relative_gap(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """Largest difference in norm of any array, relative to the expected one's norm."""
+    return max(
+        float(np.linalg.norm(found[name] - value) / np.linalg.norm(value)) for name, value in expected.items()
     )
 
 
 def mean_nll(batch: LossBatch) -> LossResult:
     """Weighted negative log-likelihood over the normaliser."""
     value = -float(np.dot(batch.weight, batch.logp)) / batch.normalizer
-    return LossResult(value=value, dlogp=-batch.weight / batch.normalizer, metrics={"count": len(batch.logp)})
+    dlogp = (-batch.weight / batch.normalizer).astype(batch.logp.dtype)
+    return LossResult(value=value, dlogp=dlogp, metrics={"count": float(len(batch.logp))})
 
 
 @attrs.frozen
@@ -155,4 +144,3 @@ class _RunConfigStub:
 
 
 _RUN_CONFIG = _RunConfigStub()
-MakeModel = Callable[..., CausalLM]

@@ -35,7 +35,11 @@ def common_fields(metadata: Metadata) -> dict[str, Any]:
     size = metadata.integer("attention.key_length", width // heads)
     value_size = metadata.integer("attention.value_length", size)
     if value_size != size:
-        raise metadata.error("attention.value_length", value_size, f"the key length {size}")
+        raise metadata.error(
+            "attention.value_length",
+            value_size,
+            f"equal to {metadata.file.architecture}.attention.key_length ({size})",
+        )
     rotated = metadata.integer("rope.dimension_count", size)
     if rotated > size or rotated % 2:
         raise metadata.error("rope.dimension_count", rotated, f"an even number up to the head size {size}")

@@ -73,7 +73,7 @@ class Metadata:
     def error(self, key: str, value: Any, wanted: str) -> ModelError:
         """The error for a value of the wrong kind."""
         return ModelError(
-            f"{self.file.path}: {self.file.architecture}.{key} is {value!r}, which is not {wanted};"
+            f"{self.file.path}: {self.file.architecture}.{key} is {value!r}, not {wanted};"
             " the file is damaged or of another kind of model"
         )
 

@@ -15,7 +15,6 @@ Positions are those of inputs: position i predicts token i + 1. Everything is a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import attrs
 import numpy as np
@@ -179,10 +178,3 @@ class _Packer:
             for start in range(0, begin, self._micro_batch)
         ]
         return Step(passes=passes, context=tuple(context))
-
-
-def packing_efficiency(steps: Sequence[Step], *, micro_batch: int) -> float:
-    """Share of the tokens of all passes that are used, in [0, 1]."""
-    passes = sum(len(step.passes) for step in steps)
-    used: Any = sum(piece.length for step in steps for piece in step.pieces())
-    return float(used / (passes * micro_batch)) if passes else 0.0

@@ -82,7 +82,7 @@ class TrainingEngine:
             trained += targets.count
         return StepStats(
             loss=value,
-            tokens=sum(piece.length for piece in step.pieces()),
+            tokens=sum(piece.length for pieces in layout.passes for piece in pieces),
             trained_tokens=trained,
             metrics=metrics,
         )

@@ -1,0 +1,126 @@
+"""Generation: the same bits as the training forward, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrograd.engine import Completion, GenerationRequest, Generator
+from retrograd.nn import CausalLM
+from retrograd_hookspecs import RolloutError, SamplingParams
+from retrograd_plugins.samplers.default import DefaultSampler
+from tests.model_support import build_backend, build_kernels, engine_for, load_model
+
+
+class RecordingSampler(DefaultSampler):
+    """Keeps the logits it saw, by the newest token's place in the answer."""
+
+    def __init__(self) -> None:
+        self.logits: list[Any] = []
+
+    def sample(self, logits: Any, params: SamplingParams, rng: np.random.Generator) -> tuple[int, float]:
+        self.logits.append(np.array(logits))
+        return super().sample(logits, params, rng)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "qwen2", "qwen3"])
+def model(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> CausalLM:
+    backend = build_backend("reference")
+    return load_model(tiny_model(architecture=request.param), backend, build_kernels(backend))
+
+
+def prompts(model: CausalLM, *lengths: int) -> list[Any]:
+    rng = np.random.default_rng(4)
+    return [rng.integers(0, model.spec.vocabulary_size, n).astype(np.int32) for n in lengths]
+
+
+def request_for(prompt: Any, count: int = 8, stream: int = 0, **params: Any) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=prompt, params=SamplingParams(max_new_tokens=count, seed=9, **params), stream=stream
+    )
+
+
+def generate(model: CausalLM, requests: list[GenerationRequest], **options: Any) -> list[Completion]:
+    options = {"ctx": 64, "sampler": DefaultSampler()} | options
+    return Generator(model=model, **options).generate(requests)
+
+
+@pytest.mark.parametrize("pass_tokens", [64, 3])
+def test_logits_of_decoding_are_those_of_the_training_forward(model: CausalLM, pass_tokens: int) -> None:
+    sampler = RecordingSampler()
+    [prompt] = prompts(model, 11)
+    [done] = generate(model, [request_for(prompt, 12)], sampler=sampler, pass_tokens=pass_tokens)
+    logits = engine_for(model).logits(np.concatenate([prompt, done.tokens[:-1]]))
+    for index, seen in enumerate(sampler.logits):
+        assert (seen == logits[len(prompt) - 1 + index]).all()
+
+
+def test_log_probabilities_are_those_of_the_neutral_distribution(model: CausalLM) -> None:
+    [prompt] = prompts(model, 5)
+    [done] = generate(model, [request_for(prompt)])
+    logits = engine_for(model).logits(np.concatenate([prompt, done.tokens[:-1]]))[4:]
+    logits -= logits.max(axis=1, keepdims=True)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(done.logp, expected[np.arange(8), done.tokens], rtol=1e-12)
+
+
+def test_answers_do_not_depend_on_what_else_is_generated(model: CausalLM) -> None:
+    requests = [request_for(p, count=4 + i, stream=i) for i, p in enumerate(prompts(model, 9, 1, 14, 5))]
+    together = generate(model, requests, slots=4, pass_tokens=64)
+    narrow = generate(model, requests, slots=2, pass_tokens=5)
+    alone = [generate(model, [request])[0] for request in requests]
+    for first, second, third in zip(together, narrow, alone, strict=True):
+        assert first.tokens.tolist() == second.tokens.tolist() == third.tokens.tolist()
+        assert (first.logp == third.logp).all()
+        assert (second.logp == third.logp).all()
+
+
+def test_streams_differ_and_seeds_repeat(model: CausalLM) -> None:
+    [prompt] = prompts(model, 6)
+    first, second = generate(model, [request_for(prompt, stream=i) for i in range(2)], slots=2)
+    again = generate(model, [request_for(prompt, stream=1)])[0]
+    assert first.tokens.tolist() != second.tokens.tolist()
+    assert second.tokens.tolist() == again.tokens.tolist()
+
+
+def test_stop_tokens_end_an_answer_and_are_kept(model: CausalLM) -> None:
+    [prompt] = prompts(model, 6)
+    [whole] = generate(model, [request_for(prompt, 8, temperature=0.0)])
+    stop = int(whole.tokens[3])
+    first = whole.tokens.tolist().index(stop)
+    request = GenerationRequest(
+        prompt=prompt, params=SamplingParams(temperature=0.0, max_new_tokens=8), stop_ids=frozenset([stop])
+    )
+    [cut] = generate(model, [request])
+    assert cut.tokens.tolist() == whole.tokens[: first + 1].tolist()
+    assert (cut.finish, whole.finish) == ("stop", "length")
+
+
+def test_tokens_are_streamed_as_they_are_drawn(model: CausalLM) -> None:
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    requests = [request_for(p, stream=i) for i, p in enumerate(prompts(model, 4, 7))]
+    done = Generator(model=model, sampler=DefaultSampler(), ctx=64, slots=2).generate(
+        requests, on_token=lambda number, token, logp: seen[number].append(token)
+    )
+    assert [seen[i] for i in range(2)] == [d.tokens.tolist() for d in done]
+
+
+def test_an_f16_cache_changes_logits_a_little(model: CausalLM) -> None:
+    exact, rounded = RecordingSampler(), RecordingSampler()
+    [prompt] = prompts(model, 11)
+    generate(model, [request_for(prompt, 1)], sampler=exact)
+    generate(model, [request_for(prompt, 1)], sampler=rounded, kv_dtype=np.float16)
+    assert 0 < np.abs(exact.logits[0] - rounded.logits[0]).max() < 1e-2
+
+
+def test_what_does_not_fit_is_refused(model: CausalLM) -> None:
+    [prompt] = prompts(model, 60)
+    with pytest.raises(RolloutError, match=r"60 tokens of prompt and max_new_tokens = 8 exceed .* 64 tokens"):
+        generate(model, [request_for(prompt)])
+    with pytest.raises(RolloutError, match="a prompt of 0 tokens"):
+        generate(model, [request_for(prompt[:0])])
+    assert generate(model, []) == []

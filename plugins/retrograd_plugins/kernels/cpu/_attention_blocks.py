@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from ._math_common import INT, SERIAL, WHOLE2
-from ._math_lanes import load_lanes, load_some, store_lanes
+from ._math_lanes import fill_lanes, load_lanes, load_some, store_lanes, store_some
 from ._math_tiles import TILE_COLUMNS, TILE_ROWS, TILE_VECTORS, tile_product, transpose_square
 from ._simd import WIDTH
 
@@ -25,21 +25,13 @@ KEY_BLOCK = 64
 QUERY_ROWS = 96
 """Rows (queries times heads that share a key/value head) of a block of queries."""
 ZERO = np.float32(0.0)
+ONE = np.float32(1.0)
 
 
 @njit(**SERIAL)
 def round_up(count: Any, multiple: Any) -> Any:
     """The smallest multiple that is not below `count`."""
     return (count + multiple - 1) // multiple * multiple
-
-
-@njit(**SERIAL)
-def key_row(segment: Any, position: Any) -> Any:
-    """Row of k and v that holds a logical position of a segment."""
-    context_length = segment[3]
-    if position < context_length:
-        return segment[2] + position
-    return segment[4] + position - context_length
 
 
 @njit(**SERIAL)
@@ -72,15 +64,60 @@ def gather_queries(
 
 
 @njit(**SERIAL)
+def gather_rows(source: Any, first: Any, count: Any, group: Any, panel: Any, at: Any) -> None:
+    """Panel of rows [first, first + count) of one head of source (M, G, D)."""
+    groups, size = source.shape[1], source.shape[2]
+    width = round_up(size, WIDTH)
+    for j in range(count):
+        copy_row(source, ((first + j) * groups + group) * size, size, ONE, panel, at + j * width)
+
+
+@njit(**SERIAL)
 def gather_keys(
     source: Any, segment: Any, position: Any, count: Any, group: Any, panel: Any, at: Any
 ) -> None:
     """Panel of `count` rows of source (M, G, D), from a logical position of the segment on."""
-    groups, size = source.shape[1], source.shape[2]
-    width = round_up(size, WIDTH)
-    for j in range(count):
-        place = (key_row(segment, position + j) * groups + group) * size
-        copy_row(source, place, size, np.float32(1.0), panel, at + j * width)
+    context = segment[3]
+    shared = min(max(context - position, 0), count)
+    gather_rows(source, segment[2] + position, shared, group, panel, at)
+    width = round_up(source.shape[2], WIDTH)
+    own = segment[4] + position + shared - context
+    gather_rows(source, own, count - shared, group, panel, at + shared * width)
+
+
+@njit(**SERIAL)
+def clear_row(work: Any, at: Any, size: Any) -> None:
+    """Zero `size` elements, whole lanes."""
+    for j in range(0, size, WIDTH):
+        store_lanes(work, at + j, fill_lanes(ZERO))
+
+
+@njit(**SERIAL)
+def scale_row(work: Any, at: Any, size: Any, factor: Any) -> None:
+    """Multiply `size` elements, whole lanes."""
+    for j in range(0, size, WIDTH):
+        store_lanes(work, at + j, load_lanes(work, at + j) * factor)
+
+
+@njit(**SERIAL)
+def write_row(work: Any, at: Any, size: Any, factor: Any, target: Any, place: Any) -> None:
+    """target[place : place + size] = factor · panel row."""
+    whole = size // WIDTH * WIDTH
+    for d in range(0, whole, WIDTH):
+        store_lanes(target, place + d, load_lanes(work, at + d) * factor)
+    if whole < size:
+        store_some(target, place + whole, size - whole, load_lanes(work, at + whole) * factor)
+
+
+@njit(**SERIAL)
+def add_row(work: Any, at: Any, size: Any, target: Any, place: Any) -> None:
+    """target[place : place + size] += panel row."""
+    whole = size // WIDTH * WIDTH
+    for d in range(0, whole, WIDTH):
+        store_lanes(target, place + d, load_lanes(target, place + d) + load_lanes(work, at + d))
+    if whole < size:
+        rest = load_some(target, place + whole, size - whole, ZERO) + load_lanes(work, at + whole)
+        store_some(target, place + whole, size - whole, rest)
 
 
 @njit(**SERIAL)

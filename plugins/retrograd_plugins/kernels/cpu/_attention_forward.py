@@ -13,13 +13,18 @@ from numba import njit, prange
 
 from ._attention_blocks import (
     KEY_BLOCK,
+    ONE,
+    ZERO,
     accumulate_panel,
+    clear_row,
     gather_keys,
     gather_queries,
     multiply_keys,
     queries_per_block,
     round_up,
+    scale_row,
     transpose_panel,
+    write_row,
 )
 from ._math_common import COUNTER, F32, IN3, INT, NONE, OUT1, OUT2, OUT3, PARALLEL, SERIAL, WHOLE2
 from ._math_lanes import (
@@ -31,7 +36,6 @@ from ._math_lanes import (
     max_lanes,
     maximum,
     store_lanes,
-    store_some,
     sum_lanes,
     tanh_lanes,
 )
@@ -39,8 +43,6 @@ from ._math_tiles import TILE_ROWS
 from ._simd import WIDTH
 from ._simd_memory import take_ticket
 
-ZERO = np.float32(0.0)
-ONE = np.float32(1.0)
 LOWEST = np.float32(-np.inf)
 
 
@@ -52,9 +54,7 @@ def forward_scratch(rows: Any, width: Any) -> Any:
 
 
 @njit(**SERIAL)
-def soften_row(
-    work: Any, scores: Any, low: Any, high: Any, softcap: Any, highest: Any, totals: Any
-) -> Any:
+def soften_row(work: Any, scores: Any, low: Any, high: Any, softcap: Any, highest: Any, totals: Any) -> Any:
     """Turn a row of scores into weights exp(score − maximum), 0 outside keys [low, high).
 
     Updates the row's maximum (at `highest`) and its sum of weights (16 lanes at `totals`); returns the
@@ -79,30 +79,6 @@ def soften_row(
     store_lanes(work, totals, total)
     work[highest] = now
     return factor
-
-
-@njit(**SERIAL)
-def clear_row(work: Any, at: Any, size: Any) -> None:
-    """Zero `size` elements, whole lanes."""
-    for j in range(0, size, WIDTH):
-        store_lanes(work, at + j, fill_lanes(ZERO))
-
-
-@njit(**SERIAL)
-def scale_row(work: Any, at: Any, size: Any, factor: Any) -> None:
-    """Multiply `size` elements, whole lanes."""
-    for j in range(0, size, WIDTH):
-        store_lanes(work, at + j, load_lanes(work, at + j) * factor)
-
-
-@njit(**SERIAL)
-def write_row(work: Any, at: Any, size: Any, factor: Any, target: Any, place: Any) -> None:
-    """target[place : place + size] = factor · panel row."""
-    whole = size // WIDTH * WIDTH
-    for d in range(0, whole, WIDTH):
-        store_lanes(target, place + d, load_lanes(work, at + d) * factor)
-    if whole < size:
-        store_some(target, place + whole, size - whole, load_lanes(work, at + whole) * factor)
 
 
 @njit(**SERIAL)
@@ -176,8 +152,8 @@ def attend(
         lse[row, head] = work[highest + i] + math.log(total)
 
 
-@njit(**SERIAL)
-def forward_share(
+@njit(NONE(IN3, IN3, IN3, WHOLE2, WHOLE2, F32, INT, F32, OUT3, OUT2, OUT1, INT, COUNTER, INT), **PARALLEL)
+def forward(
     q: Any,
     k: Any,
     v: Any,
@@ -189,71 +165,29 @@ def forward_share(
     out: Any,
     lse: Any,
     work: Any,
-    base: Any,
+    stride: Any,
     counter: Any,
+    threads: Any,
 ) -> None:
-    """Take tasks (block of queries, key/value head) until none is left."""
+    """All tasks (block of queries, key/value head), handed out one at a time.
+
+    Which thread takes a task changes nothing in the result. Thread n works in work[n · stride :];
+    `counter` is one int64 of scratch.
+    """
     groups = k.shape[1]
     block = queries_per_block(q.shape[1], groups)
     tasks = blocks.shape[0] * groups
-    task = take_ticket(counter)
-    while task < tasks:
-        # The last queries of a sequence see most keys: longest tasks first, so that threads end together.
-        n = blocks.shape[0] - 1 - task // groups
-        segment = segments[blocks[n, 0]]
-        first = blocks[n, 1]
-        count = min(block, segment[1] - first)
-        attend(
-            q, k, v, segment, first, count, task % groups, scale, window, softcap, out, lse, work, base
-        )
+    counter[0] = 0
+    for n in prange(threads):
+        base = np.int64(n * stride)
         task = take_ticket(counter)
-
-
-FORWARD = NONE(IN3, IN3, IN3, WHOLE2, WHOLE2, F32, INT, F32, OUT3, OUT2, OUT1, INT, COUNTER, INT)
-
-
-@njit(FORWARD, **SERIAL)
-def forward_serial(
-    q: Any,
-    k: Any,
-    v: Any,
-    segments: Any,
-    blocks: Any,
-    scale: Any,
-    window: Any,
-    softcap: Any,
-    out: Any,
-    lse: Any,
-    work: Any,
-    stride: Any,
-    counter: Any,
-    threads: Any,
-) -> None:
-    """All tasks on the calling thread."""
-    counter[0] = 0
-    forward_share(q, k, v, segments, blocks, scale, window, softcap, out, lse, work, 0, counter)
-
-
-@njit(FORWARD, **PARALLEL)
-def forward_parallel(
-    q: Any,
-    k: Any,
-    v: Any,
-    segments: Any,
-    blocks: Any,
-    scale: Any,
-    window: Any,
-    softcap: Any,
-    out: Any,
-    lse: Any,
-    work: Any,
-    stride: Any,
-    counter: Any,
-    threads: Any,
-) -> None:
-    """All tasks, handed out one at a time; which thread takes a task changes nothing in the result."""
-    counter[0] = 0
-    for thread in prange(threads):
-        forward_share(
-            q, k, v, segments, blocks, scale, window, softcap, out, lse, work, thread * stride, counter
-        )
+        while task < tasks:
+            # One head's keys stay in the cache for all its queries. The last queries of a sequence see
+            # most keys: longest tasks first, so that threads end together.
+            group = task // blocks.shape[0]
+            index = blocks.shape[0] - 1 - task % blocks.shape[0]
+            segment = segments[blocks[index, 0]]
+            first = blocks[index, 1]
+            count = min(block, segment[1] - first)
+            attend(q, k, v, segment, first, count, group, scale, window, softcap, out, lse, work, base)
+            task = take_ticket(counter)

@@ -1,0 +1,190 @@
+"""The ops `attention` and `attention_backward` of the `cpu` backend."""
+
+from __future__ import annotations
+
+import threading
+
+import numba
+import numpy as np
+
+from retrograd_hookspecs import KernelError
+
+from ._attention_backward import backward_scratch, key_gradients, query_gradients
+from ._attention_blocks import first_bad_segment, queries_per_block, query_blocks, round_up
+from ._attention_forward import forward, forward_scratch
+from ._math_common import Array, require_shape
+from ._math_tiles import TILE_ROWS
+from ._simd import WIDTH
+
+SERIAL_PRODUCTS = 1 << 18
+"""Below this many multiply-adds the calling thread alone is faster than all threads."""
+
+
+class Attention:
+    """The two ops and their scratch memory, which grows to what the largest call needs."""
+
+    def __init__(self) -> None:
+        # A call releases the interpreter lock, so each Python thread has scratch of its own.
+        self._scratch = threading.local()
+
+    def _work(self, name: str, elements: int) -> Array:
+        held: Array | None = getattr(self._scratch, name, None)
+        if held is None or held.size < elements:
+            held = np.empty(elements, np.float32)
+            setattr(self._scratch, name, held)
+        return held
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        segments: Array,
+        scale: float,
+        window: int,
+        softcap: float,
+        out: Array,
+        lse: Array,
+    ) -> None:
+        """Attention of q (T, H, D) over k, v (M, G, D) by `segments` into out (T, H, D) and lse (T, H).
+
+        Rows of q in no segment get out = 0 and lse = −inf.
+
+        Raises:
+            KernelError: shapes do not fit, or a segment leaves the arrays.
+        """
+        check_attention("attention", q, k, v, segments, out, lse)
+        if int(segments[:, 1].sum()) != q.shape[0]:
+            out.fill(0.0)
+            lse.fill(-np.inf)
+        block, rows, width = block_shape(q, k)
+        threads = threads_for(q, segments)
+        stride = line(forward_scratch(rows, width))
+        forward(
+            q,
+            k,
+            v,
+            segments,
+            query_blocks(segments, block),
+            scale,
+            window,
+            softcap,
+            out,
+            lse,
+            self._work("work", stride * threads),
+            stride,
+            np.empty(1, np.int64),
+            threads,
+        )
+
+    def attention_backward(
+        self,
+        dout: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        segments: Array,
+        scale: float,
+        window: int,
+        softcap: float,
+        dq: Array,
+        dk: Array,
+        dv: Array,
+    ) -> None:
+        """Gradients of `attention`: overwrites dq (T, H, D), adds to dk and dv (M, G, D).
+
+        `out` and `lse` are those that `attention` gave.
+
+        Raises:
+            KernelError: shapes do not fit, or a segment leaves the arrays.
+        """
+        op = "attention_backward"
+        check_attention(op, q, k, v, segments, out, lse)
+        for name, array, like in (("dout", dout, q), ("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+            require_shape(op, name, array, like.shape)
+        if int(segments[:, 1].sum()) != q.shape[0]:
+            dq.fill(0.0)
+        block, rows, width = block_shape(q, k)
+        threads = threads_for(q, segments)
+        stride = line(backward_scratch(rows, width))
+        delta = self._work("delta", lse.size)[: lse.size].reshape(lse.shape)
+        work = self._work("work", stride * threads)
+        counter = np.empty(1, np.int64)
+        query_gradients(
+            dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            delta,
+            segments,
+            query_blocks(segments, block),
+            scale,
+            window,
+            softcap,
+            dq,
+            work,
+            stride,
+            counter,
+            threads,
+        )
+        key_gradients(
+            dout,
+            q,
+            k,
+            v,
+            lse,
+            delta,
+            segments,
+            scale,
+            window,
+            softcap,
+            dk,
+            dv,
+            work,
+            stride,
+            counter,
+            threads,
+        )
+
+
+def block_shape(q: Array, k: Array) -> tuple[int, int, int]:
+    """Queries of a block, rows of its panels, and width of a panel."""
+    heads, size = q.shape[1:]
+    groups = k.shape[1]
+    block = int(queries_per_block(heads, groups))
+    return block, int(round_up(block * heads // groups, TILE_ROWS)), int(round_up(size, WIDTH))
+
+
+def line(elements: int) -> int:
+    """`elements` float32 and at least a cache line between two threads."""
+    return int(round_up(elements, WIDTH)) + WIDTH
+
+
+def threads_for(q: Array, segments: Array) -> int:
+    """1 where the products are few, else all threads."""
+    pairs = int(np.dot(segments[:, 1], segments[:, 1] + segments[:, 3]))
+    return 1 if pairs * q.shape[1] * q.shape[2] < SERIAL_PRODUCTS else int(numba.get_num_threads())
+
+
+def check_attention(op: str, q: Array, k: Array, v: Array, segments: Array, out: Array, lse: Array) -> None:
+    """Raise `KernelError` unless the arrays of an attention op fit together."""
+    tokens, heads, size = q.shape
+    if k.shape[2] != size or k.shape[1] < 1 or heads % k.shape[1]:
+        raise KernelError(
+            f"{op}: q has {heads} heads of {size} and k {k.shape[1]} of {k.shape[2]}; the sizes must be equal"
+            " and the number of query heads a multiple of the key heads"
+        )
+    require_shape(op, "v", v, k.shape)
+    require_shape(op, "out", out, q.shape)
+    require_shape(op, "lse", lse, (tokens, heads))
+    require_shape(op, "segments", segments, (segments.shape[0], 5))
+    bad = int(first_bad_segment(segments, tokens, k.shape[0]))
+    if bad >= 0:
+        raise KernelError(
+            f"{op}: segment {bad} is {segments[bad].tolist()} (query start, length, context start, context"
+            f" length, key start), which leaves the {tokens} queries or the {k.shape[0]} keys"
+        )

@@ -12,8 +12,14 @@ from retrograd_hookspecs import AuditFinding
 
 from .assembly import Assembly, assemble
 from .config import Document
+from .engine import EngineSettings
+from .engine.memory import estimate_memory
 from .progress import Reporter, duration, size
 from .session import slow_message
+
+
+PROGRAM_BYTES = 170_000_000
+"""Python, NumPy, Numba and compiled kernels, as resident in a run on Linux."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,5 +87,13 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
 
 
 def memory_estimate(assembly: Assembly) -> list[tuple[str, int]]:
-    """Bytes by part."""
-    raise NotImplementedError
+    """Bytes by part of a run of this configuration: what the engine will allocate, and the program."""
+    services, training = assembly.services, assembly.config.training
+    parts = estimate_memory(
+        services.get("model"),
+        services.get("trainable"),
+        EngineSettings.from_training(training),
+        longest=training.ctx,
+        optimizer_bytes_per_parameter=services.get("optimizer").bytes_per_parameter(),
+    )
+    return [*parts, ("program", PROGRAM_BYTES)]

@@ -285,6 +285,9 @@ def _build(config: SftConfig, context: BuildContext) -> Algorithm:
             config.template_variables,
         )
         findings = audit_template(encoder, chat_format)
+        note = context.service("template").fallback_note()
+        if note:
+            findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
     return Sft(
         config,
         engine=context.service("engine"),

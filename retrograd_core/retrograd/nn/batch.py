@@ -26,7 +26,7 @@ class Run:
     row: int | None = None
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.frozen(kw_only=True)
 class CachedRun:
     """Where a run's keys and values lie: rows [query, query + length) of the pass are rows
     [row + start, row + start + length) of the cache, after a context of `start` rows from `row`."""

@@ -92,7 +92,7 @@ def reference_factors(model: CausalLM, *, rank: int = 8, seed: int = 1234) -> di
 
 def engine_for(model: CausalLM, **settings: Any) -> TrainingEngine:
     """An engine for what is attached to the model; its passes hold 4096 tokens unless `settings` differ."""
-    options = {"micro_batch": 4096, "kv_dtype": "compute"} | settings
+    options: dict[str, Any] = {"micro_batch": 4096, "kv_dtype": "compute", **settings}
     return TrainingEngine(model, None, EngineSettings(**options))
 
 

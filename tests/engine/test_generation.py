@@ -45,8 +45,8 @@ def request_for(prompt: Any, count: int = 8, stream: int = 0, **params: Any) -> 
 
 
 def generate(model: CausalLM, requests: list[GenerationRequest], **options: Any) -> list[Completion]:
-    options = {"ctx": 64, "sampler": DefaultSampler()} | options
-    return Generator(model=model, **options).generate(requests)
+    keys: dict[str, Any] = {"ctx": 64, "sampler": DefaultSampler(), **options}
+    return Generator(model=model, **keys).generate(requests)
 
 
 @pytest.mark.parametrize("pass_tokens", [64, 3])

@@ -11,9 +11,9 @@ from tests.model_support import build_backend
 
 def test_angles_by_hand() -> None:
     angles = rope_angles(BlockStyle(rope_base=100.0), 4, 3)
-    np.testing.assert_allclose(angles, [[0, 0], [1, 0.1], [2, 0.2]])
+    np.testing.assert_allclose(angles, [[0.0, 0.0], [1.0, 0.1], [2.0, 0.2]])
     scaled = rope_angles(BlockStyle(rope_base=100.0, rope_scale=2.0, rope_factors=(1.0, 5.0)), 4, 3)
-    np.testing.assert_allclose(scaled, [[0, 0], [0.5, 0.01], [1, 0.02]])
+    np.testing.assert_allclose(scaled, [[0.0, 0.0], [0.5, 0.01], [1.0, 0.02]])
 
 
 def test_tables_grow_and_keep_their_values() -> None:

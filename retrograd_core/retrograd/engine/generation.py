@@ -64,7 +64,8 @@ class _Sequence:
 
 
 class DecodingBatch:
-    """Sequences that decode together in the slots of one cache.
+    """Sequences that decode together in the slots of one cache. A model serves one such batch at a time:
+    its cache lies in the model's workspace, as do the arrays of training.
 
     Args:
         slots: sequences in flight at once; more wait for a free slot.

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .assembly import Assembly
 
 
+FALLBACK_FORMAT = "prompt"
+"""The chat format for templates that know no tools: it matches every model."""
+
+
 def factories(assembly: Assembly) -> Mapping[str, Factory]:
     """Every part by name; each is built at most once, when it is first needed."""
     parts = _Parts(assembly)
@@ -155,6 +159,7 @@ def resolve_model(assembly: Assembly, locator: str) -> Path:
 
 
 def first_match(formats: Sequence[Any], template: str, metadata: Mapping[str, Any]) -> Any:
-    """The first chat format that matches; the formats' own `priority` is their name's order."""
+    """The first chat format that matches, in the order of their names; the one that always does comes last."""
     vocabulary = {text: index for index, text in enumerate(metadata.get("tokenizer.ggml.tokens", ()))}
-    return next(f for f in formats if f.matches(template, vocabulary))
+    ordered = sorted(formats, key=lambda chat_format: (chat_format.name == FALLBACK_FORMAT, chat_format.name))
+    return next(f for f in ordered if f.matches(template, vocabulary))

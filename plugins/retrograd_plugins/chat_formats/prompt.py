@@ -1,0 +1,42 @@
+"""The convention for models whose template knows no tools: JSON between `<tool_call>` tags.
+
+The catalogue in the system prompt tells the model so (`retrograd.tool_prompt`). Matches every model; the
+core tries it last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
+
+from ._base import FormatBase, component
+from ._tagged_json import parse_tagged, write_tagged
+
+
+class PromptFormat(FormatBase):
+    """`<tool_call>{json}</tool_call>` on one line."""
+
+    name = "prompt"
+
+    def matches(self, template: str, vocabulary: Mapping[str, int]) -> bool:
+        return True
+
+    def parse(self, text: str) -> ParsedTurn:
+        return parse_tagged(text)
+
+    def _write(self, calls: Sequence[ToolCall]) -> str:
+        return write_tagged(calls, inner="")
+
+
+@hookimpl
+def retrograd_chat_formats() -> list[Component[Any, Any]]:
+    return [
+        component(
+            PromptFormat,
+            "prompt",
+            "JSON between <tool_call> tags, explained in the prompt: any model without a format of its own",
+            "retrograd's behaviour specification, section 6",
+        )
+    ]

@@ -159,7 +159,7 @@ def resolve_model(assembly: Assembly, locator: str) -> Path:
 
 
 def first_match(formats: Sequence[Any], template: str, metadata: Mapping[str, Any]) -> Any:
-    """The first chat format that matches, in the order of their names; the one that always does comes last."""
+    """The first chat format that matches, in the order of their names; the fallback comes last."""
     vocabulary = {text: index for index, text in enumerate(metadata.get("tokenizer.ggml.tokens", ()))}
     ordered = sorted(formats, key=lambda chat_format: (chat_format.name == FALLBACK_FORMAT, chat_format.name))
     return next(f for f in ordered if f.matches(template, vocabulary))

@@ -31,7 +31,22 @@ from ._attention_blocks import (
     transpose_panel,
     write_row,
 )
-from ._math_common import COUNTER, F32, IN2, IN3, INT, NONE, OUT1, OUT2, OUT3, PARALLEL, SERIAL, WHOLE2
+from ._math_calls import compiled_address, indirect_call
+from ._math_common import (
+    COUNTER,
+    F32,
+    IN2,
+    IN3,
+    INT,
+    NONE,
+    OUT1,
+    OUT2,
+    OUT3,
+    PARALLEL,
+    SERIAL,
+    WHOLE1,
+    WHOLE2,
+)
 from ._math_lanes import (
     exp_lanes,
     fill_lanes,
@@ -82,7 +97,12 @@ def dot_rows(work: Any, left: Any, right: Any, width: Any) -> Any:
     return sum_lanes(total)
 
 
-@njit(**SERIAL)
+QUERY_GRADIENT = NONE(
+    *(IN3, IN3, IN3, IN3, IN3, IN2, OUT2, WHOLE1, INT, INT, INT, F32, INT, F32, OUT3, OUT1, INT)
+)
+
+
+@njit(QUERY_GRADIENT, **SERIAL)
 def query_block_gradient(
     dout: Any,
     q: Any,
@@ -159,7 +179,10 @@ def query_block_gradient(
         write_row(work, sums + i * width, size, scale, dq, place)
 
 
-@njit(**SERIAL)
+KEY_GRADIENT = NONE(*(IN3, IN3, IN3, IN3, IN2, IN2, WHOLE2, INT, INT, F32, INT, F32, OUT3, OUT3, OUT1, INT))
+
+
+@njit(KEY_GRADIENT, **SERIAL)
 def key_block_gradient(
     dout: Any,
     q: Any,
@@ -248,14 +271,21 @@ def key_block_gradient(
             add_row(work, value_sums + j * width, size, dv, place)
 
 
+call_query_gradient = indirect_call(QUERY_GRADIENT)
+QUERY_GRADIENT_ADDRESS = compiled_address(query_block_gradient, QUERY_GRADIENT)
+call_key_gradient = indirect_call(KEY_GRADIENT)
+KEY_GRADIENT_ADDRESS = compiled_address(key_block_gradient, KEY_GRADIENT)
+
+
 @njit(
     NONE(
-        *(IN3, IN3, IN3, IN3, IN3, IN2, OUT2, WHOLE2, WHOLE2, F32, INT, F32, OUT3),
+        *(INT, IN3, IN3, IN3, IN3, IN3, IN2, OUT2, WHOLE2, WHOLE2, F32, INT, F32, OUT3),
         *(OUT1, INT, COUNTER, INT),
     ),
     **PARALLEL,
 )
 def query_gradients(
+    kernel: Any,
     dout: Any,
     q: Any,
     k: Any,
@@ -288,7 +318,8 @@ def query_gradients(
             segment = segments[blocks[index, 0]]
             first = blocks[index, 1]
             count = min(block, segment[1] - first)
-            query_block_gradient(
+            call_query_gradient(
+                kernel,
                 dout,
                 q,
                 k,
@@ -312,12 +343,13 @@ def query_gradients(
 
 @njit(
     NONE(
-        *(IN3, IN3, IN3, IN3, IN2, IN2, WHOLE2, F32, INT, F32, OUT3, OUT3),
+        *(INT, IN3, IN3, IN3, IN3, IN2, IN2, WHOLE2, F32, INT, F32, OUT3, OUT3),
         *(OUT1, INT, COUNTER, INT),
     ),
     **PARALLEL,
 )
 def key_gradients(
+    kernel: Any,
     dout: Any,
     q: Any,
     k: Any,
@@ -345,7 +377,8 @@ def key_gradients(
         while task < blocks * groups:
             first = task % blocks * KEY_BLOCK
             group = task // blocks
-            key_block_gradient(
+            call_key_gradient(
+                kernel,
                 dout,
                 q,
                 k,

@@ -26,7 +26,8 @@ from ._attention_blocks import (
     transpose_panel,
     write_row,
 )
-from ._math_common import COUNTER, F32, IN3, INT, NONE, OUT1, OUT2, OUT3, PARALLEL, SERIAL, WHOLE2
+from ._math_calls import compiled_address, indirect_call
+from ._math_common import COUNTER, F32, IN3, INT, NONE, OUT1, OUT2, OUT3, PARALLEL, SERIAL, WHOLE1, WHOLE2
 from ._math_lanes import (
     exp_lanes,
     fill_lanes,
@@ -81,7 +82,10 @@ def soften_row(work: Any, scores: Any, low: Any, high: Any, softcap: Any, highes
     return factor
 
 
-@njit(**SERIAL)
+ATTEND = NONE(IN3, IN3, IN3, WHOLE1, INT, INT, INT, F32, INT, F32, OUT3, OUT2, OUT1, INT)
+
+
+@njit(ATTEND, **SERIAL)
 def attend(
     q: Any,
     k: Any,
@@ -152,8 +156,15 @@ def attend(
         lse[row, head] = work[highest + i] + math.log(total)
 
 
-@njit(NONE(IN3, IN3, IN3, WHOLE2, WHOLE2, F32, INT, F32, OUT3, OUT2, OUT1, INT, COUNTER, INT), **PARALLEL)
+call_attend = indirect_call(ATTEND)
+ATTEND_ADDRESS = compiled_address(attend, ATTEND)
+
+
+@njit(
+    NONE(INT, IN3, IN3, IN3, WHOLE2, WHOLE2, F32, INT, F32, OUT3, OUT2, OUT1, INT, COUNTER, INT), **PARALLEL
+)
 def forward(
+    kernel: Any,
     q: Any,
     k: Any,
     v: Any,
@@ -169,7 +180,7 @@ def forward(
     counter: Any,
     threads: Any,
 ) -> None:
-    """All tasks (block of queries, key/value head), handed out one at a time.
+    """All tasks (block of queries, key/value head), handed out one at a time to `kernel`, an `attend`.
 
     Which thread takes a task changes nothing in the result. Thread n works in work[n · stride :];
     `counter` is one int64 of scratch.
@@ -189,5 +200,7 @@ def forward(
             segment = segments[blocks[index, 0]]
             first = blocks[index, 1]
             count = min(block, segment[1] - first)
-            attend(q, k, v, segment, first, count, group, scale, window, softcap, out, lse, work, base)
+            call_attend(
+                kernel, q, k, v, segment, first, count, group, scale, window, softcap, out, lse, work, base
+            )
             task = take_ticket(counter)

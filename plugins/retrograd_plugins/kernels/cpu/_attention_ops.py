@@ -9,9 +9,15 @@ import numpy as np
 
 from retrograd_hookspecs import KernelError
 
-from ._attention_backward import backward_scratch, key_gradients, query_gradients
+from ._attention_backward import (
+    KEY_GRADIENT_ADDRESS,
+    QUERY_GRADIENT_ADDRESS,
+    backward_scratch,
+    key_gradients,
+    query_gradients,
+)
 from ._attention_blocks import first_bad_segment, queries_per_block, query_blocks, round_up
-from ._attention_forward import forward, forward_scratch
+from ._attention_forward import ATTEND_ADDRESS, forward, forward_scratch
 from ._math_common import Array, require_shape
 from ._math_tiles import TILE_ROWS
 from ._simd import WIDTH
@@ -61,6 +67,7 @@ class Attention:
         threads = threads_for(q, segments)
         stride = line(forward_scratch(rows, width))
         forward(
+            ATTEND_ADDRESS,
             q,
             k,
             v,
@@ -113,6 +120,7 @@ class Attention:
         work = self._work("work", stride * threads)
         counter = np.empty(1, np.int64)
         query_gradients(
+            QUERY_GRADIENT_ADDRESS,
             dout,
             q,
             k,
@@ -132,6 +140,7 @@ class Attention:
             threads,
         )
         key_gradients(
+            KEY_GRADIENT_ADDRESS,
             dout,
             q,
             k,

@@ -30,8 +30,6 @@ TILE_ROWS = 4
 TILE_VECTORS = 4 if "avx512f" in target_features() else 1
 """With 32 registers of 16 lanes 16 accumulate; vectors that the processor splits count more than once."""
 TILE_COLUMNS = WIDTH * TILE_VECTORS
-NARROW_ROWS = 12
-"""Rows of a tile one vector wide: as many chains as hide the latency of a multiply-add."""
 
 
 def _tile(rows: Any, vectors: Any, fresh: Any, *rest: Any) -> Any:

@@ -157,6 +157,7 @@ def _either(*typers: Typer) -> Typer:
 for _operator, _operands in {
     operator.and_: _int_op(lambda b, x, y: b.and_(x, y)),
     operator.or_: _int_op(lambda b, x, y: b.or_(x, y)),
+    operator.xor: _int_op(lambda b, x, y: b.xor(x, y)),
     operator.lshift: _int_op(lambda b, x, y: b.shl(x, y)),
     operator.rshift: _int_op(lambda b, x, y: b.ashr(x, y)),
     operator.add: _either(_int_op(lambda b, x, y: b.add(x, y)), _float_op(lambda b, x, y: b.fadd(x, y))),
@@ -205,7 +206,7 @@ def _widened(extend: str) -> Emit:
     return emit
 
 
-def _half_to_float(builder: Any, half_bits: Any) -> Any:
+def half_to_float(builder: Any, half_bits: Any) -> Any:
     """float32 of float16 bits, scalar or vector, exact; subnormals through an integer conversion."""
     vector = isinstance(half_bits.type, ir.VectorType)
 
@@ -232,7 +233,8 @@ def _half_to_float(builder: Any, half_bits: Any) -> Any:
     return builder.bitcast(builder.or_(builder.bitcast(value, shaped(I32)), sign), shaped(F32))
 
 
-def _bfloat_to_float(builder: Any, bfloat_bits: Any) -> Any:
+def bfloat_to_float(builder: Any, bfloat_bits: Any) -> Any:
+    """float32 of bfloat16 bits, scalar or vector."""
     vector = isinstance(bfloat_bits.type, ir.VectorType)
     wide, result = (INTS.llvm, FLOATS.llvm) if vector else (I32, F32)
     sixteen = constant_vector(I32, [16] * WIDTH) if vector else ir.Constant(I32, 16)
@@ -264,13 +266,13 @@ def read_floats(source: Any, at: Any) -> Any:
     return source[at : at + 4 * WIDTH].view(np.float32)
 
 
-@compiled_form(_reader(FLOATS, _HALVES, _half_to_float))
+@compiled_form(_reader(FLOATS, _HALVES, half_to_float))
 def read_halves(source: Any, at: Any) -> Any:
     """16 float16, widened."""
     return source[at : at + 2 * WIDTH].view(np.float16).astype(np.float32)
 
 
-@compiled_form(_reader(FLOATS, _HALVES, _bfloat_to_float))
+@compiled_form(_reader(FLOATS, _HALVES, bfloat_to_float))
 def read_bfloats(source: Any, at: Any) -> Any:
     """16 bfloat16, widened."""
     return (source[at : at + 2 * WIDTH].view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -282,13 +284,13 @@ def read_float(source: Any, at: Any) -> Any:
     return source[at : at + 4].view(np.float32)[0]
 
 
-@compiled_form(_reader(types.float32, I16, _half_to_float))
+@compiled_form(_reader(types.float32, I16, half_to_float))
 def read_half(source: Any, at: Any) -> Any:
     """One float16, widened."""
     return np.float32(source[at : at + 2].view(np.float16)[0])
 
 
-@compiled_form(_reader(types.float32, I16, _bfloat_to_float))
+@compiled_form(_reader(types.float32, I16, bfloat_to_float))
 def read_bfloat(source: Any, at: Any) -> Any:
     """One bfloat16, widened."""
     return (source[at : at + 2].view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)[0]

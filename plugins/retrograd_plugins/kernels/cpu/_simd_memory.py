@@ -15,7 +15,7 @@ from ._simd import F32, I64, compiled_form
 
 
 def _address(array: Any, index: Any) -> Any:
-    if not isinstance(array, types.Array) or array.ndim != 1 or array.layout != "C":
+    if not isinstance(array, types.Array) or array.layout != "C":
         return None
     size = array.dtype.bitwidth // 8
 
@@ -29,8 +29,8 @@ def _address(array: Any, index: Any) -> Any:
 
 @compiled_form(_address)
 def address(array: Any, index: Any) -> Any:
-    """Address of element `index` of a contiguous 1-D array; in Python the view from there."""
-    return array[index:]
+    """Address of element `index`, counted flat, of a contiguous array; in Python the view from there."""
+    return array.reshape(-1)[index:]
 
 
 def _call(*signature: Any) -> Any:

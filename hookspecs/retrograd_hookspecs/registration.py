@@ -138,7 +138,7 @@ class RegistrationHooks:
 
     @hookspec
     def retrograd_chat_formats(self) -> Components | None:
-        """Chat formats; the first whose `matches` is true, in the order of their names."""
+        """Chat formats; the first whose `matches` is true, in the order of their names, `prompt` last."""
 
     @hookspec
     def retrograd_backends(self) -> Components | None:

@@ -34,31 +34,31 @@ ADD = ("add", {"a": 1, "b": [2.5, None, True]})
 TURNS: list[tuple[FormatBase, str, str, list[tuple[str, dict[str, Any]]]]] = [
     (
         HermesFormat(),
-        '<think>\nWeather, so <tool_call> it is.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments":'
-        ' {"city": "Oslo"}}\n</tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, null,'
-        " true]}}\n</tool_call>",
+        "<think>\nWeather, so <tool_call> it is.\n</think>\n\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2.5, null, true]}}\n</tool_call>',
         "<think>\nWeather, so <tool_call> it is.\n</think>",
         [OSLO, ADD],
     ),
     (
         HermesFormat(),
-        'hm, <tool_call>{}</tool_call>?\n</think>\n\nLet me see.\n<tool_call>\n{"arguments": {"city": "Oslo"},'
-        ' "name": "get_weather"}\n</tool_call>',
+        "hm, <tool_call>{}</tool_call>?\n</think>\n\nLet me see.\n"
+        '<tool_call>\n{"arguments": {"city": "Oslo"}, "name": "get_weather"}\n</tool_call>',
         "hm, <tool_call>{}</tool_call>?\n</think>\n\nLet me see.",
         [OSLO],
     ),
     (HermesFormat(), "<think>I could <tool_call>", "<think>I could <tool_call>", []),
     (
         Qwen3CoderFormat(),
-        "I'll look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n"
-        "</tool_call>",
+        "I'll look.\n\n<tool_call>\n<function=get_weather>\n"
+        "<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
         "I'll look.",
         [OSLO],
     ),
     (
         Qwen3CoderFormat(),
-        "<function=write_file>\n<parameter=text>\ndef f():\n    return 1\n\n</parameter>\n<parameter=mode>\n420\n"
-        "</parameter>\n<parameter=force>\nTrue\n</parameter>\n</function>",
+        "<function=write_file>\n<parameter=text>\ndef f():\n    return 1\n\n</parameter>\n"
+        "<parameter=mode>\n420\n</parameter>\n<parameter=force>\nTrue\n</parameter>\n</function>",
         "",
         [("write_file", {"text": "def f():\n    return 1\n", "mode": 420, "force": True})],
     ),
@@ -103,8 +103,8 @@ TURNS: list[tuple[FormatBase, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     (
         MistralFormat(),
-        'Both then.[TOOL_CALLS]get_weather[CALL_ID]9Ae3bDc2F[ARGS]{"city": "Oslo"}[TOOL_CALLS]add[ARGS]{"a": 1,'
-        ' "b": [2.5, null, true]}',
+        'Both then.[TOOL_CALLS]get_weather[CALL_ID]9Ae3bDc2F[ARGS]{"city": "Oslo"}'
+        '[TOOL_CALLS]add[ARGS]{"a": 1, "b": [2.5, null, true]}',
         "Both then.",
         [OSLO, ADD],
     ),
@@ -137,8 +137,8 @@ TURNS: list[tuple[FormatBase, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     (
         DeepSeekFormat(),
-        '</think>I look it up.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo"}'
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "</think>I look it up.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        '{"city": "Oslo"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         "</think>I look it up.",
         [OSLO],
     ),
@@ -173,7 +173,8 @@ TURNS: list[tuple[FormatBase, str, str, list[tuple[str, dict[str, Any]]]]] = [
     (FunctionaryFormat(), '<function=get_weather>{"city": "Oslo"}</function>', "", [OSLO]),
     (
         PromptFormat(),
-        'First this.\n<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>\nThen that.',
+        'First this.\n<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>\n'
+        "Then that.",
         "First this.\nThen that.",
         [OSLO],
     ),
@@ -224,8 +225,8 @@ WRITTEN: list[tuple[FormatBase, str]] = [
     ),
     (
         DeepSeekFormat(),
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo"}<｜tool▁call▁end｜>'
-        "<｜tool▁calls▁end｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Oslo"}'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ),
     (GraniteFormat(), '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]'),
     (FunctionaryFormat(">>>all"), 'get_weather\n{"city": "Oslo"}'),
@@ -330,13 +331,16 @@ TEMPLATES = {
         "{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}{{- '<parameter=' + args_name }}"
     ],
     "llama3_json": [
-        '<|start_header_id|>{{- \'Respond in the format {"name": function name, "parameters": dictionary\' }}',
+        '<|start_header_id|>{{- \'the format {"name": function name, "parameters": dictionary of\' }}',
         "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}",
     ],
     "llama3_pythonic": ["put it in the format of [func_name1(params_name1=params_value1, params_name2=…)]"],
     "mistral": ['{{- "[TOOL_CALLS] [" }}', "{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}"],
-    "gemma": ["{{ '<start_function_call>call:' }}", "{{- '<|tool_call>call:' + function['name'] + '{' -}}"]
-    + ["<start_of_turn>model … wrap calls in ```tool_code```"],
+    "gemma": [
+        "{{ '<start_function_call>call:' }}",
+        "{{- '<|tool_call>call:' + function['name'] + '{' -}}",
+        "<start_of_turn>model … wrap calls in ```tool_code```",
+    ],
     "deepseek": ["{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}"],
     "granite": ["{{- '<|tool_call|>' + tools | tojson }}"],
     "smollm3": ["{%- if xml_tools or python_tools %}… <tool_call> … <code>"],

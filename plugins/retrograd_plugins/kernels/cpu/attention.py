@@ -1,0 +1,34 @@
+"""Attention over segments on the processor, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from retrograd_hookspecs import BuildContext, Component, KernelImpl, NoConfig, hookimpl
+
+
+def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
+    """Compile the kernels, or load them from Numba's cache."""
+    from ._attention_ops import Attention
+
+    ops = Attention()
+    return [
+        KernelImpl(op="attention", fn=ops.attention, variant="numba"),
+        KernelImpl(op="attention_backward", fn=ops.attention_backward, variant="numba"),
+    ]
+
+
+@hookimpl
+def retrograd_kernels() -> Sequence[Component[Any, Any]]:
+    """Offer `cpu.attention`."""
+    return [
+        Component(
+            name="cpu.attention",
+            config=NoConfig,
+            build=build,
+            summary="Causal, windowed, soft-capped grouped-query attention over segments, in float32 blocks.",
+            source="Dao 2023, FlashAttention-2, algorithms 1 and 2",
+            needs=("backend",),
+        )
+    ]

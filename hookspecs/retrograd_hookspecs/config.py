@@ -41,6 +41,9 @@ class KeyInfo:
     """The value may hold a credential: it is never written to `resolved.toml` nor shown in a message."""
     excluded_by: str = ""
     """Another key of the table: this one is refused where both are given."""
+    input: bool = False
+    """A `Path` that must exist when a run starts. What the file holds, not its name, decides whether a
+    checkpoint can be resumed: the component that reads it has a hash of it in its `signature()`."""
 
 
 class ConfigTable(Protocol):
@@ -70,6 +73,7 @@ def key(
     locator: bool = False,
     secret: bool = False,
     excluded_by: str = "",
+    input: bool = False,
     factory: Callable[[], Any] | None = None,
 ) -> Any:
     """Declare one TOML key of an attrs configuration class. Without a default it is required."""
@@ -84,6 +88,7 @@ def key(
         locator=locator,
         secret=secret,
         excluded_by=excluded_by,
+        input=input,
     )
     if factory is not None:
         return attrs.field(factory=factory, metadata={METADATA_KEY: info})

@@ -32,6 +32,7 @@ from .config import (
 )
 from .config.resolved import to_table
 from .config.run_config import UnknownValueError
+from .files import file_problems, input_keys
 from .plugins import Catalogue, PluginSession, Registered
 from .plugins.session import check_requirements
 from .services import Services
@@ -66,17 +67,18 @@ class Assembly:
 
     def components(self) -> dict[str, Any]:
         """Configuration objects of components by table: `{"sft": …, "optimizer.adamw": …}`."""
-        named = ((table_name(item.table_kind, item.component), item.config) for item in self.chosen.values())
-        return {name: config for name, config in named if name is not None}
+        return _by_table(self.chosen)
 
     def settings(self) -> dict[str, Any]:
-        """Every value of the run by dotted key, defaults included."""
+        """Every value of the run by dotted key, defaults included, input files left out."""
         tables = {name: getattr(self.config, name) for name in SHARED_SECTIONS}
+        given = {name: config for name, config in (tables | self.components()).items() if config is not None}
+        inputs = set(input_keys({name: type(config) for name, config in given.items()}))
         return {
             f"{name}.{key}": value
-            for name, config in {**tables, **self.components()}.items()
-            if config is not None
+            for name, config in given.items()
             for key, value in to_table(config).items()
+            if f"{name}.{key}" not in inputs
         }
 
     def versions(self) -> dict[str, str]:
@@ -95,6 +97,11 @@ class Assembly:
             return build_component(self, chosen.component, chosen.config)
         component = self.session.component(kind, name).component
         return build_component(self, component, component.config(**keys))
+
+
+def _by_table(chosen: Mapping[tuple[str, str], Chosen]) -> dict[str, Any]:
+    named = ((table_name(item.table_kind, item.component), item.config) for item in chosen.values())
+    return {name: config for name, config in named if name is not None}
 
 
 def build_component(assembly: Assembly, component: Component[Any, Any], config: Any) -> Any:
@@ -130,6 +137,7 @@ def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
         for item in chosen.values():
             if item.config is not None:
                 problems += check_component(item.table_kind, item.component, item.config, config)
+    problems += file_problems(shared, _by_table(chosen), algorithm=algorithm)
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
     session.hook.retrograd_configure(config=config)
     return _parts(document, config, session, chosen)

@@ -33,9 +33,11 @@ from retrograd_hookspecs import (
     AuditFinding,
     BuildContext,
     Component,
+    DataError,
     Dataset,
     EvaluationReport,
     Loss,
+    Problem,
     StepReport,
     TokenExample,
     Tokenizer,
@@ -56,7 +58,7 @@ _DATASETS = {"jsonl": "chat"}
 class SftConfig:
     """Supervised fine-tuning on conversations or plain text."""
 
-    data: Path = key(doc="Training file.")
+    data: Path = key(doc="Training file.", input=True)
     data_format: str | None = key(
         None,
         doc="`jsonl` (chat JSONL), `text`, or the name of an installed dataset.",
@@ -117,14 +119,13 @@ class Sft:
         from retrograd.engine import TrainingSequence
 
         ctx = self._training.ctx
-        examples = self._dataset.load(self._config.data, ctx=ctx)
+        examples, notes, held_out = self._load(ctx)
         findings = [*self._template_findings] if self._chat else []
-        findings += [AuditFinding(level="note", check="data", message=note) for note in self._dataset.notes()]
+        findings += [AuditFinding(level="note", check="data", message=note) for note in notes]
         findings += audit_examples(examples, self._tokenizer, ctx=ctx, chat=self._chat)
         self._examples = examples
         self._sequences = [TrainingSequence.of(example) for example in examples]
         if self._evaluation is not None:
-            held_out = self._dataset.load(self._evaluation.data, ctx=ctx)
             findings += _of_held_out(audit_examples(held_out, self._tokenizer, ctx=ctx, chat=self._chat))
             findings.append(overlap(examples, held_out))
             self._held_out = [TrainingSequence.of(example) for example in held_out]
@@ -133,6 +134,24 @@ class Sft:
             self._steps_before.append(self._steps_before[-1] + len(self._plan(epoch)))
         self._digests = [_digest(examples), _digest(held_out) if self._evaluation is not None else ""]
         return findings
+
+    def _load(self, ctx: int) -> tuple[Sequence[TokenExample], Sequence[str], Sequence[TokenExample]]:
+        """Training data, its notes, held-out data. Raises `DataError` with the bad lines of both files."""
+        problems: list[Problem] = []
+
+        def load(path: Path) -> Sequence[TokenExample]:
+            try:
+                return self._dataset.load(path, ctx=ctx)
+            except DataError as error:
+                problems.extend(error.problems)
+                return ()
+
+        examples = load(self._config.data)
+        notes = self._dataset.notes()
+        held_out = load(self._evaluation.data) if self._evaluation is not None else ()
+        if problems:
+            raise DataError(problems)
+        return examples, notes, held_out
 
     def total_steps(self) -> int | None:
         """Known once the data is read."""
@@ -186,8 +205,8 @@ class Sft:
         self._position = int(state["position"])
 
     def signature(self) -> dict[str, Any]:
-        """Hashes of the tokenised data."""
-        return {"data": self._digests[0], "held-out data": self._digests[1]}
+        """Hashes of the tokenised data, and the seed of its order."""
+        return {"data": self._digests[0], "held-out data": self._digests[1], "shuffle seed": self._seed}
 
     def _plan(self, epoch: int) -> list[Step]:
         from retrograd.engine import plan_epoch, shuffled_order

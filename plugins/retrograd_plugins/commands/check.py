@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from retrograd.cli.options import config_argument, model_options, set_option
-from retrograd_hookspecs import Component, NoConfig, hookimpl
+from retrograd_hookspecs import Component, NoConfig, RetrogradError, hookimpl
 
 
 @click.command(name="check", help="Validate CONFIG, its data, model and plugins; estimate memory and time.")
@@ -24,8 +24,12 @@ def check(config: Path, model: str | None, device: str | None, overrides: tuple[
     from retrograd.preview import preview
     from retrograd.progress import PlainReporter
 
-    document = open_document(config, model=model, device=device, overrides=overrides)
-    found = preview(document, PlainReporter(sys.stderr), examples=show)
+    try:
+        document = open_document(config, model=model, device=device, overrides=overrides)
+        found = preview(document, PlainReporter(sys.stderr), examples=show)
+    except RetrogradError as error:
+        error.exit_code = 2  # whatever stands in the way of a run is a problem of what was checked
+        raise
     for line in found.lines():
         click.echo(line)
     return 2 if found.failed else 0

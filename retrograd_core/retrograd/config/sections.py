@@ -134,7 +134,7 @@ class TrainingConfig:
 class EvaluationConfig:
     """Evaluation on held-out data."""
 
-    data: Path = key(doc="Held-out file, in the format of the training data.")
+    data: Path = key(doc="Held-out file, in the format of the training data.", input=True)
     every_iterations: int = key(
         1, minimum=1, doc="Evaluate after every N epochs (sft) or updates (rollout algorithms)."
     )

@@ -133,6 +133,10 @@ class Trainable(Protocol):
     def summary(self) -> str:
         """One line for the start of the run: what is trained, how many values, what was left out."""
 
+    def signature(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to be resumed, JSON-compatible: shape, scale, storage. It
+        stands for the component's own table, which may describe the same thing in other words."""
+
 
 @attrs.frozen(kw_only=True)
 class StepReport:

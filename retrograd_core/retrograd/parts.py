@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrograd_hookspecs import ConfigError, KernelImpl, ModelError, PluginError, Problem
+from retrograd_hookspecs import ConfigError, KernelImpl, ModelError, PluginError, Problem, TokenizerError
 
 from .kernel_table import FrozenKernelTable
 from .services import Factory, Services
@@ -105,7 +105,10 @@ class _Parts:
         if not self._session.has("tokenizers", name):
             unknown = self._session.catalogue.unknown("tokenizers", name)
             raise ModelError(f"{file.path}: tokenizer.ggml.model is {name!r}: {unknown}")
-        return self._assembly.build("tokenizers", name)
+        try:
+            return self._assembly.build("tokenizers", name)
+        except TokenizerError as error:
+            raise TokenizerError(f"{file.path}: {error}") from error
 
     def template(self, services: Services) -> Any:
         from .chat_template import JinjaChatTemplate
@@ -125,9 +128,6 @@ class _Parts:
             template.source,
             services.get("model_file").metadata,
         )
-
-    def _chat_formats(self) -> list[str]:
-        return [registered.component.name for registered in self._session.components("chat_formats")]
 
     def model(self, services: Services) -> Any:
         """The `CausalLM`, sized for passes of `training.micro_batch` tokens."""

@@ -11,11 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from retrograd_hookspecs import CheckpointError, LossBatch, LossResult, TrainingError, UpdateRule
+from retrograd_hookspecs import (
+    CheckpointError,
+    ConfigError,
+    LossBatch,
+    LossResult,
+    Problem,
+    TrainingError,
+    UpdateRule,
+)
 
 from .assembly import Assembly, assemble
 from .checkpoint import CheckpointStore
-from .config import Document
+from .config import Document, table_name
 from .config.resolved import write_resolved
 from .engine import TrainingEngine, TrainingSequence, plan_epoch
 from .metrics import JsonlMetrics, SinkSet
@@ -38,6 +46,11 @@ def start_run(
 
     `resume`: a `.state` directory, or "" for the newest of `[checkpoint].directory`.
     """
+    if resume is not None and document.get("lora.init_adapter") is not None:
+        message = "cannot be combined with --resume: the checkpoint holds the adapter"
+        hint = "leave init_adapter out, and set rank, alpha, targets and dtype as they are in it"
+        where = document.where("lora.init_adapter")
+        raise ConfigError([Problem(where=where, key="lora.init_adapter", message=message, hint=hint)])
     if resume and document.table("checkpoint").given:
         document = document.with_value("checkpoint.resume_from", resume, where="--resume")
     assembly = assemble(document)
@@ -50,7 +63,6 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     """The run of an assembly: loads the model, reads the data, prints what was found."""
     config, services = assembly.config, assembly.services
     output = Path(config.output.path)
-    _check_writable(output)
     with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
         warm_up(services.get("engine"))
     write_resolved(output.with_suffix(".resolved.toml"), config, assembly.components(), assembly.versions())
@@ -86,6 +98,7 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     for finding in run.prepare():
         if finding.level != "ok":
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
+    services.get("sampler")  # evaluations and callbacks may generate
     assembly.session.freeze()
     return run
 
@@ -134,12 +147,19 @@ def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
 
 def signature(assembly: Assembly) -> dict[str, Any]:
     """What must be equal for a checkpoint to continue this run."""
+    services, trainable = assembly.services, assembly.one("trainables").component
+    described = table_name("trainables", trainable)
     settings = {
         key: value
         for key, value in assembly.settings().items()
-        if key.partition(".")[0] not in _NOT_SIGNED and key not in _NOT_SIGNED
+        if key.partition(".")[0] not in {*_NOT_SIGNED, described} and key not in _NOT_SIGNED
     }
-    return {"model": assembly.services.get("model_file").fingerprint(), "settings": settings}
+    settings["model.device"] = services.get("backend").name
+    return {
+        "model": services.get("model_file").fingerprint(),
+        "settings": settings,
+        trainable.name: services.get("trainable").signature(),
+    }
 
 
 def verify_output(assembly: Assembly, path: Path) -> str:
@@ -182,16 +202,3 @@ def slow_message(reporter: Reporter, text: str, after: float = 1.5) -> Iterator[
     elapsed = time.monotonic() - started
     if elapsed >= after:
         reporter.message(f"ready after {elapsed:.1f} s")
-
-
-def _check_writable(output: Path) -> None:
-    """Refuse before training what would fail after it."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.is_dir():
-            raise TrainingError(f"output.path {output} is a directory; give the name of a file")
-        probe = output.with_name(f".{output.name}.probe")
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise TrainingError(f"output.path {output} cannot be written: {error.strerror}") from error

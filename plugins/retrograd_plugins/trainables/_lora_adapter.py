@@ -110,6 +110,8 @@ class LoraAdapter:
             },
             dtype=self._dtype,
             base_fingerprint=self._model.file.fingerprint(),
+            # Not the path's: the same training gives the same bytes, whatever the file is called.
+            extra_metadata={"general.name": f"{self._base_name()} LoRA"},
         )
 
     def load(self, path: Path) -> None:
@@ -140,6 +142,22 @@ class LoraAdapter:
             " all other weights stay as they are"
         )
         return "; ".join([text, *self._notes])
+
+    def signature(self) -> dict[str, Any]:
+        """Targets, rank (of each where they differ), alpha and storage: the same for an adapter that was
+        made here and one that was read."""
+        ranks = {name: f.rank for name, f in self._factors.items()}
+        common = set(ranks.values())
+        return {
+            "targets": sorted(ranks),
+            "rank": common.pop() if len(common) == 1 else ranks,
+            "alpha": self._alpha,
+            "dtype": self._dtype,
+        }
+
+    def _base_name(self) -> str:
+        file = self._model.file
+        return str(file.metadata.get("general.name") or file.architecture)
 
     def _parameter(self, name: str, matrix: npt.NDArray[np.float32], first: int) -> Parameter:
         def view(buffer: Any) -> Any:

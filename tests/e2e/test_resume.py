@@ -1,0 +1,210 @@
+"""A run that is killed and resumed ends with the byte-identical adapter of one that was not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from .support import Workspace, hook_file, killed, retrograd, retrograd_process
+
+KILL = """
+@hookimpl
+def retrograd_step_finished(run, report):
+    marker = Path({marker!r})
+    if report.step == {step} and not marker.exists():
+        marker.touch()
+        {action}
+"""
+AT_ONCE = "os.kill(os.getpid(), signal.SIGKILL)"
+A_LITTLE_LATER = "threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGKILL)).start()"
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """Settings of a run, and how it is resumed."""
+
+    training: Mapping[str, Any] = attrs.field(factory=dict)
+    lora: Mapping[str, Any] = attrs.field(factory=dict)
+    mode: str = "steps"
+    device: str = "reference"
+    tables: Mapping[str, Any] = attrs.field(factory=dict)
+    by_path: bool = False
+
+
+CASES = {
+    "plain": Case(),
+    "path": Case(by_path=True),
+    "accumulation": Case(training={"micro_batch": 32, "gradient_accumulation": 2}),
+    "long-sequences": Case(training={"micro_batch": 16, "gradient_accumulation": 2}, by_path=True),
+    "gradient-checkpointing": Case(
+        training={
+            "gradient_checkpointing": True,
+            "checkpoint_every_n_layers": 1,
+            "checkpoint_dtype": "bf16",
+        }
+    ),
+    "steps-and-best": Case(
+        mode="steps_and_best_eval",
+        training={"epochs": 3},
+        tables={"evaluation": {"data": "heldout.jsonl", "patience": 2}},
+    ),
+    "best-only": Case(
+        mode="best_eval", training={"epochs": 3}, tables={"evaluation": {"data": "heldout.jsonl"}}
+    ),
+    "cosine-warmup": Case(training={"lr_scheduler": "cosine", "warmup_steps": 4}),
+    "linear-decay": Case(training={"lr_scheduler": "linear", "weight_decay": 0.1}),
+    "f32": Case(lora={"dtype": "f32"}),
+    "sgd": Case(
+        training={"optimizer": "sgd", "lr": 0.05},
+        tables={"optimizer": {"sgd": {"momentum": 0.9}}},
+    ),
+    "cpu": Case(device="cpu"),
+    "cpu-long-sequences": Case(
+        device="cpu",
+        mode="steps_and_best_eval",
+        training={"micro_batch": 16, "gradient_accumulation": 4, "epochs": 3},
+        tables={"evaluation": {"data": "heldout.jsonl"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sigkill_and_resume(workspace: Workspace, name: str) -> None:
+    case, rng = CASES[name], random.Random(name)
+    every = rng.randint(1, 4)
+
+    def settings(load: list[str]) -> dict[str, Any]:
+        checkpoint = {"directory": "checkpoints", "mode": case.mode, "every_steps": every}
+        if case.mode == "best_eval":
+            del checkpoint["every_steps"]
+        return {
+            "model": {"device": case.device},
+            "training": {"epochs": 2, **case.training},
+            "lora": case.lora,
+            "checkpoint": checkpoint,
+            "plugins": {"load": load},
+            **case.tables,
+        }
+
+    retrograd("train", workspace.toml(**settings([])))
+    whole = workspace.adapter
+    losses, held_out = workspace.losses(), workspace.held_out()
+    total = max(losses)
+    one_epoch = total // case.training.get("epochs", 2)
+    for path in (workspace / "checkpoints", workspace / "out"):
+        path.rename(path.with_name(path.name + ".whole"))
+
+    # A checkpoint exists from the first multiple of `every`, or from the first evaluation on.
+    first = one_epoch + 1 if case.mode == "best_eval" else every
+    step = rng.randint(first, total - 1)
+    action = AT_ONCE if rng.random() < 0.5 else A_LITTLE_LATER.format(seconds=rng.uniform(0, 0.02))
+    hook_file(
+        workspace / "kill.py",
+        KILL.format(marker=str(workspace / "killed"), step=step, action=action),
+    )
+    path = workspace.toml(**settings(["kill.py"]))
+    outcome = retrograd_process("train", path, code=None)
+    assert killed(outcome), outcome
+    assert not (workspace / "out" / "adapter.gguf").exists()
+    states = workspace.states()
+    assert states
+
+    resume = ["--resume", str(workspace / "checkpoints" / states[-1])] if case.by_path else ["--resume"]
+    found = retrograd("train", path, *resume)
+    assert "resumed from" in found.err
+    assert workspace.adapter == whole
+    assert workspace.losses() == losses
+    assert workspace.held_out() == held_out
+
+
+def test_killed_again_and_again(workspace: Workspace) -> None:
+    """Every process does a few steps and dies; the chain of them ends where one process does."""
+    tables: dict[str, Any] = {"checkpoint": {"directory": "checkpoints", "mode": "steps", "every_steps": 3}}
+    retrograd("train", workspace.toml(**tables))
+    whole, losses = workspace.adapter, workspace.losses()
+    for path in (workspace / "checkpoints", workspace / "out"):
+        path.rename(path.with_name(path.name + ".whole"))
+    hook_file(
+        workspace / "kill.py",
+        "@hookimpl\ndef retrograd_checkpoint_saved(run, path):\n"
+        "    count = len(list(path.parent.glob('*.state')))\n"
+        "    if count in (1, 2):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n",
+    )
+    path = workspace.toml(**tables, plugins={"load": ["kill.py"]})
+    assert killed(retrograd_process("train", path, code=None))
+    assert killed(retrograd_process("train", path, "--resume", code=None))
+    retrograd("train", path, "--resume")
+    assert workspace.adapter == whole
+    assert workspace.losses() == losses
+
+
+def test_resume_from_in_the_file(workspace: Workspace) -> None:
+    checkpoint = {"directory": "checkpoints", "mode": "steps", "every_steps": 4}
+    retrograd("train", workspace.toml(checkpoint=checkpoint))
+    whole = workspace.adapter
+    checkpoint["resume_from"] = "checkpoints/step-000004.state"
+    found = retrograd("train", workspace.toml(checkpoint=checkpoint))
+    assert "after step 4" in found.err
+    assert workspace.adapter == whole
+
+
+def test_a_finished_run_resumes_to_the_same_result(workspace: Workspace) -> None:
+    path = workspace.toml(checkpoint={"directory": "checkpoints", "mode": "steps", "every_steps": 1})
+    retrograd("train", path)
+    whole = workspace.adapter
+    (workspace / "out" / "adapter.gguf").unlink()
+    retrograd("train", path, "--resume")
+    assert workspace.adapter == whole
+
+
+def test_a_moved_folder_resumes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Paths may change; what is in the files decides."""
+    tables: dict[str, Any] = {"checkpoint": {"directory": "checkpoints", "mode": "steps", "every_steps": 4}}
+    path = workspace.toml(**tables, evaluation={"data": "heldout.jsonl"})
+    retrograd("train", path)
+    whole = workspace.adapter
+    elsewhere = tmp_path_factory.mktemp("moved") / "folder"
+    workspace.directory.rename(elsewhere)
+    retrograd("train", elsewhere / path.name, "--resume", elsewhere / "checkpoints" / "step-000004.state")
+    assert (elsewhere / "out" / "adapter.gguf").read_bytes() == whole
+
+
+def test_a_run_that_started_from_an_adapter_resumes(workspace: Workspace) -> None:
+    """`init_adapter` and a resume exclude each other; what the message says to write instead works."""
+    retrograd("train", workspace.toml(lora={"rank": 2, "alpha": 4.0, "targets": ["q", "ffn_up"]}))
+    (workspace / "out" / "adapter.gguf").rename(workspace / "first.gguf")
+    tables: dict[str, Any] = {
+        "lora": {"rank": None, "init_adapter": "first.gguf"},
+        "checkpoint": {"directory": "checkpoints", "mode": "steps", "every_steps": 5},
+    }
+    path = workspace.toml(**tables)
+    retrograd("train", path)
+    whole = workspace.adapter
+    state = workspace / "checkpoints" / "step-000005.state"
+    refused = retrograd("train", path, "--resume", state, code=2)
+    assert "lora.init_adapter: cannot be combined with --resume" in refused.err
+    assert "set rank, alpha, targets and dtype as they are in it" in refused.err
+
+    tables["lora"] = {"rank": None}
+    refused = retrograd("train", workspace.toml(**tables), "--resume", state, code=1)
+    assert "lora.rank: 2 in the checkpoint, 8 now" in refused.err
+    assert "lora.alpha: 4.0 in the checkpoint, 16.0 now" in refused.err
+    tables["lora"] = {"rank": 2, "alpha": 4.0, "targets": ["q", "ffn_up"]}
+    retrograd("train", workspace.toml(**tables), "--resume", state)
+    assert workspace.adapter == whole
+
+
+def test_an_adapter_of_a_checkpoint_is_what_was_trained_by_then(workspace: Workspace) -> None:
+    """The adapter beside a checkpoint is a usable result: starting from it gives the loss at that step."""
+    path = workspace.toml(
+        checkpoint={"directory": "checkpoints", "mode": "best_eval"}, evaluation={"data": "heldout.jsonl"}
+    )
+    retrograd("train", path)
+    best = Path(workspace / "checkpoints" / "best.gguf")
+    assert best.read_bytes() == workspace.adapter

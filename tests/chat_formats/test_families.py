@@ -307,6 +307,11 @@ def test_calls_are_written_as_the_models_write_them(chat_format: FormatBase, tex
             "given twice",
             0,
         ),
+        (Llama3JsonFormat(), '{"name": "f", "parameters": {}} and so on', "something else follows", 0),
+        (Llama3PythonicFormat(), "[f(a=1)] and so on", "something else follows", 0),
+        (MistralFormat(), '[TOOL_CALLS] [{"name": "f", "arguments": {}}] so', "something else follows", 0),
+        (MistralFormat(), "[TOOL_CALLS]f[ARGS]{} so[TOOL_CALLS]g[ARGS]{}", "something else follows", 1),
+        (GraniteFormat(), '<|tool_call|>[{"name": "f", "arguments": {}}]]', "something else follows", 0),
         (SmolLM3Format(), "<code>\nx = 1\n</code>", "NAME\\(key=value", 0),
     ],
 )

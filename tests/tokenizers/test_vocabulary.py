@@ -39,6 +39,7 @@ def test_contract_of_sentencepiece() -> None:
     ("change", "message"),
     [
         ({"tokenizer.ggml.pre": "klingon"}, "'klingon' is not a pre-tokenizer.*qwen2"),
+        ({"tokenizer.ggml.pre": None}, "no tokenizer.ggml.pre"),
         ({"tokenizer.ggml.merges": None}, "no tokenizer.ggml.merges"),
         ({"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.tokens": []}, "no tokenizer.ggml.tokens"),

@@ -87,6 +87,16 @@ def skip_spaces(text: str, position: int) -> int:
     return match.end() if match else position
 
 
+def nothing_follows(text: str, position: int, marker: str = "") -> None:
+    """Raises `CallError` unless the turn, but for white space, ends here or goes on with `marker`.
+
+    For formats without a closing tag, where more text means that the call's JSON was not meant so.
+    """
+    following = skip_spaces(text, position)
+    if following < len(text) and not (marker and text.startswith(marker, following)):
+        raise CallError(f"after the call something else follows: {_shown(text[following:])}")
+
+
 def read_json(text: str, position: int) -> tuple[Any, int]:
     """The JSON value at a place and the index after it.
 

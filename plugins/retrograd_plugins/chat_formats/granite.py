@@ -14,7 +14,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
-from ._reading import Block, CallError, call_of, json_text, read_json, read_turn, skip_spaces
+from ._reading import Block, CallError, call_of, json_text, nothing_follows, read_json, read_turn, skip_spaces
 
 _OPEN, _CLOSE = "<|tool_call|>", "<|/tool_call|>"
 _MARKER = re.compile(re.escape(_OPEN))
@@ -45,11 +45,14 @@ def _read(text: str, marker: re.Match[str]) -> Block:
         calls = [call_of(item) for item in value] if isinstance(value, list) else [call_of(value)]
         if not calls:
             raise CallError("the list of calls is empty")
+        closing = skip_spaces(text, end)
+        if text.startswith(_CLOSE, closing):
+            return Block(calls, closing + len(_CLOSE))
+        nothing_follows(text, end, _OPEN)
+        return Block(calls, end)
     except CallError as error:
         following = text.find(_OPEN, start)
         return Block([], len(text) if following < 0 else following, str(error))
-    closing = skip_spaces(text, end)
-    return Block(calls, closing + len(_CLOSE) if text.startswith(_CLOSE, closing) else end)
 
 
 @hookimpl

@@ -15,7 +15,7 @@ from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
 from ._pythonic import read_call
-from ._reading import Block, CallError, call_of, json_text, read_json, read_turn, skip_spaces
+from ._reading import Block, CallError, call_of, json_text, nothing_follows, read_json, read_turn, skip_spaces
 
 _TAG = "<|python_tag|>"
 _MARKER = re.compile(r'<\|python_tag\|>|\{\s*"(?:name|type|parameters)"\s*:')
@@ -65,6 +65,10 @@ def _read(text: str, marker: re.Match[str]) -> Block | None:
             return Block(calls, len(text), str(error))
         following = skip_spaces(text, position)
         if not text.startswith(";", following):
+            try:
+                nothing_follows(text, position)
+            except CallError as error:
+                return Block(calls[:-1], len(text), str(error))
             return Block(calls, position)
         position = following + 1
         if skip_spaces(text, position) == len(text):

@@ -15,8 +15,9 @@ from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
 from ._pythonic import read_calls, write_calls
-from ._reading import Block, CallError, read_turn, skip_spaces
+from ._reading import Block, CallError, nothing_follows, read_turn, skip_spaces
 
+_END = "<|python_end|>"
 # A list that begins like one of calls; "[1]" in an answer is no call.
 _MARKER = re.compile(r"(?:<\|python_start\|>\s*|<\|python_tag\|>\s*)?\[\s*(?=[^\W\d][\w.\-/]*\()")
 
@@ -39,12 +40,13 @@ class Llama3PythonicFormat(FormatBase):
 def _read(text: str, marker: re.Match[str]) -> Block:
     try:
         calls, end = read_calls(text, marker.end(), "]")
+        following = skip_spaces(text, end)
+        if text.startswith(_END, following):
+            return Block(calls, following + len(_END))
+        nothing_follows(text, end)
+        return Block(calls, end)
     except CallError as error:
         return Block([], len(text), str(error))
-    following = skip_spaces(text, end)
-    if text.startswith("<|python_end|>", following):
-        end = following + len("<|python_end|>")
-    return Block(calls, end)
 
 
 @hookimpl

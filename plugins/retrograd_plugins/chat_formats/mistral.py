@@ -15,7 +15,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
-from ._reading import Block, CallError, call_of, json_text, make_call, read_json, read_turn
+from ._reading import Block, CallError, call_of, json_text, make_call, nothing_follows, read_json, read_turn
 
 _MARK, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _MARKER = re.compile(re.escape(_MARK))
@@ -54,11 +54,13 @@ def _read(text: str, marker: re.Match[str]) -> Block:
     try:
         if head := _HEAD.match(text, start):
             arguments, end = read_json(text, head.end())
+            nothing_follows(text, end, _MARK)
             return Block([make_call(head.group(1), arguments, head.group(2) or "")], end)
         value, end = read_json(text, start)
         calls = [call_of(item) for item in value] if isinstance(value, list) else [call_of(value)]
         if not calls:
             raise CallError("the list of calls is empty")
+        nothing_follows(text, end, _MARK)
         return Block(calls, end)
     except CallError as error:
         following = text.find(_MARK, start)

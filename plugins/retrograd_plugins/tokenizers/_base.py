@@ -26,11 +26,6 @@ class VocabularyTokenizer(ABC):
         self._pieces: dict[int, bytes] = {}
         self._words: dict[str, tuple[int, ...]] = {}
 
-    @property
-    def vocabulary(self) -> dict[str, int]:
-        """Every token's text and id (a copy)."""
-        return dict(self._vocabulary.ids)
-
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids, as llama.cpp gives them. `special`: names of special tokens in the text become those
         tokens. `bos`: put BOS first where the model asks for it. EOS is never added; `adds_eos` tells of it.

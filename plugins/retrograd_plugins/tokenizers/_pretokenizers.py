@@ -230,8 +230,16 @@ def _families() -> dict[str, PreFamily]:
 FAMILIES: Mapping[str, PreFamily] = _families()
 
 
-def family(pre: str) -> PreFamily:
-    """The family named by `tokenizer.ggml.pre`. Raises `TokenizerError` for an unknown name."""
+def family(pre: str | None) -> PreFamily:
+    """The family named by `tokenizer.ggml.pre`. Raises `TokenizerError` for an unknown name or none.
+
+    llama.cpp takes "default" for a file without the key, and warns that quality suffers.
+    """
+    if not pre:
+        raise TokenizerError(
+            "the model has no tokenizer.ggml.pre, so how its text is cut into words is unknown: convert it"
+            " again with a current llama.cpp, or set the key to the model's family"
+        )
     try:
         return FAMILIES[pre]
     except KeyError:

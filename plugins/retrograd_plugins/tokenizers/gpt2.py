@@ -29,7 +29,7 @@ class Gpt2Tokenizer(VocabularyTokenizer):
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
-        pre = family(str(metadata.get("tokenizer.ggml.pre") or "default"))
+        pre = family(metadata.get("tokenizer.ggml.pre"))
         merges = metadata.get("tokenizer.ggml.merges")
         if merges is None:
             raise TokenizerError(

@@ -52,6 +52,11 @@ def logsumexp(logits: Any) -> Any:
 
 def check_logits(case: Case, *, tolerance: float, margin: float) -> None:
     """Logits, logsumexp and next-token losses of the prompt; the greedy continuation where it is clear."""
+    with case.model.without_adapter():
+        _check_base_logits(case, tolerance=tolerance, margin=margin)
+
+
+def _check_base_logits(case: Case, *, tolerance: float, margin: float) -> None:
     references = case.logits
     ids, greedy = references["p32.ids"], references["p32.greedy"]
     engine = engine_for(case.model)

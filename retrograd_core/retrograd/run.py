@@ -5,6 +5,7 @@ An algorithm yields one report a step; everything that is the same for all algor
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -154,7 +155,11 @@ class Run:
 
     def _finish(self, error: BaseException | None) -> None:
         try:
-            self.hook.retrograd_run_finished(run=self, error=error)
+            self._call("retrograd_run_finished", run=self, error=error)
+        except RetrogradError as failure:
+            if error is None:
+                raise
+            self._reporter.message(str(failure))  # must not hide why the run failed
         finally:
             self._sinks.close()
             self._reporter.close()
@@ -182,15 +187,17 @@ class Run:
                 if stop:
                     outcome = "stopped early"
                     break
+            if self.progress.step == 0:
+                raise TrainingError("the run took no optimizer step: there is nothing to train on")
+            if outcome != "interrupted":
+                self._last_evaluation = self._final_evaluation()
+            self.trainable.save(self.output)
+            self._reporter.message(self._verify_output(self.output))
+        except CheckpointError:
+            raise  # trying again would fail again
         except Exception:
             self._save_after_failure()
             raise
-        if self.progress.step == 0:
-            raise TrainingError("the run took no optimizer step: there is nothing to train on")
-        if outcome != "interrupted":
-            self._last_evaluation = self._final_evaluation()
-        self.trainable.save(self.output)
-        self._reporter.message(self._verify_output(self.output))
         return RunResult(
             outcome=outcome,
             steps=self.progress.step,
@@ -259,6 +266,8 @@ class Run:
 
     def _improved(self, evaluation: EvaluationReport, min_delta: float) -> bool:
         best = self.progress.best_score
+        if not math.isfinite(evaluation.score):
+            return False
         if best is None:
             return True
         gain = evaluation.score - best if evaluation.higher_is_better else best - evaluation.score

@@ -98,6 +98,25 @@ def test_without_a_checkpoint_section_an_interruption_still_saves(workspace: Wor
     assert resumed == whole_run(workspace)
 
 
+def test_the_line_that_goes_on_repeats_the_options(workspace: Workspace) -> None:
+    hook_file(
+        workspace / "stop.py",
+        "@hookimpl\ndef retrograd_step_finished(run, report):\n"
+        "    if report.step == 2:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n",
+    )
+    path = workspace.toml("my run.toml", model={"path": "absent.gguf"}, plugins={"load": ["stop.py"]})
+    options = ["--set", "training.lr=1e-3", "--set", 'lora.targets=["q", "v"]', "--model", workspace.model]
+    found = retrograd("train", path, *options, code=1)
+    line = re.search(r"go on with: (retrograd train .+)", found.err)
+    assert line is not None
+    (workspace / "stop.py").write_text("")
+    retrograd(*shlex.split(line[1])[1:])
+    resumed = workspace.adapter
+    retrograd("train", path, *options)
+    assert workspace.adapter == resumed
+
+
 def test_ctrl_c_while_the_model_loads_is_no_traceback(workspace: Workspace) -> None:
     hook_file(
         workspace / "slow.py",

@@ -254,6 +254,17 @@ def test_ctrl_c_twice_stops_at_once(make: Callable[..., Run]) -> None:
         make(hooks=Twice()).execute()
 
 
+def test_an_output_that_cannot_be_written_leaves_a_checkpoint(
+    make: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "out.txt").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        make().execute()
+    (tmp_path / "out.txt").rmdir()
+    assert make().execute(tmp_path / "out.checkpoints" / "step-000006.state").steps == 6
+    assert (tmp_path / "out.txt").is_file()
+
+
 def test_a_checkpoint_of_another_run_is_refused_with_the_fields(
     make: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -324,6 +335,29 @@ def test_a_hook_that_raises_is_named(make: Callable[..., Run]) -> None:
 
     with pytest.raises(PluginError, match="retrograd_step_finished: a hook raised ValueError: no"):
         make(hooks=Bad()).execute()
+
+
+def test_a_hook_that_raises_at_the_end_does_not_hide_the_failure(make: Callable[..., Run]) -> None:
+    class Bad:
+        @hookimpl
+        def retrograd_run_finished(self, run: Run, error: BaseException | None) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(PluginError, match="retrograd_run_finished: a hook raised ValueError: no"):
+        make(hooks=Bad()).execute()
+    with pytest.raises(TrainingError, match="not finite"):
+        make(hooks=Bad(), skip=range(1, 1 + MAX_SKIPPED_IN_A_ROW)).execute()
+
+
+def test_an_evaluation_that_is_not_finite_is_never_the_best(make: Callable[..., Run], tmp_path: Path) -> None:
+    nan = float("nan")
+    run = make(
+        8,
+        [9.0, nan, 5.0, nan, 6.0],
+        evaluation={"data": "e"},
+        checkpoint={"directory": str(tmp_path / "c"), "mode": "steps_and_best_eval", "every_steps": 1},
+    )
+    assert run.execute().best_step == 4
 
 
 def test_a_failed_run_leaves_a_checkpoint(make: Callable[..., Run], tmp_path: Path) -> None:

@@ -26,13 +26,14 @@ def quickstart(directory: Path, model: str | None, device: str | None, overrides
     import sys
 
     from retrograd.answers import first_turns, greedy_answers
-    from retrograd.cli.document import open_document
+    from retrograd.cli.document import open_document, resume_command
     from retrograd.progress import terminal_reporter
     from retrograd.session import open_run
 
     for path in write_files(directory):
         click.echo(f"wrote {path}")
-    document = open_document(directory / "quickstart.toml", model=model, device=device, overrides=overrides)
+    config = directory / "quickstart.toml"
+    document = open_document(config, model=model, device=device, overrides=overrides)
     reporter = terminal_reporter(sys.stderr)
     run, assembly = open_run(document, reporter)
     prompts = first_turns(directory / "heldout.jsonl", SHOWN)
@@ -48,8 +49,12 @@ def quickstart(directory: Path, model: str | None, device: str | None, overrides
     click.echo()
     for line in result.summary():
         click.echo(line)
-    click.echo(f"\nTalk to it: retrograd chat {directory / 'quickstart.toml'} --compare")
-    return 1 if result.outcome == "interrupted" else 0
+    click.echo(f"\nTalk to it: retrograd chat {config} --compare")
+    if result.checkpoint is not None:
+        command = resume_command(config, result.checkpoint, model=model, device=device, overrides=overrides)
+        click.echo(f"go on with: {command}", err=True)
+        return 1
+    return 0
 
 
 def write_files(directory: Path) -> list[Path]:

@@ -28,7 +28,7 @@ def train(
     """Assemble, audit, train; exit code 0 on success, 1 if the run was interrupted."""
     import sys
 
-    from retrograd.cli.document import open_document
+    from retrograd.cli.document import open_document, resume_command
     from retrograd.progress import terminal_reporter
     from retrograd.session import start_run
 
@@ -38,8 +38,9 @@ def train(
     result = run.execute(checkpoint)
     for line in result.summary():
         click.echo(line)
-    if result.outcome == "interrupted":
-        click.echo(f"go on with: retrograd train {config} --resume {result.checkpoint}", err=True)
+    if result.checkpoint is not None:
+        command = resume_command(config, result.checkpoint, model=model, device=device, overrides=overrides)
+        click.echo(f"go on with: {command}", err=True)
         return 1
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,23 @@ def open_document(
     for assignment in overrides:
         document = document.with_set(assignment)
     return document
+
+
+def resume_command(
+    config: Path,
+    checkpoint: Path,
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+) -> str:
+    """The command that goes on from a checkpoint of a run that was started with these options."""
+    words = ["retrograd", "train", str(config), "--resume", str(checkpoint)]
+    words += ["--model", model] if model is not None else []
+    words += ["--device", device] if device is not None else []
+    for assignment in overrides:
+        words += ["--set", assignment]
+    return shlex.join(words)
 
 
 def model_document(model: str, *, device: str | None = None) -> Document:

@@ -34,7 +34,7 @@ from .config.resolved import to_table
 from .config.run_config import UnknownValueError
 from .files import file_problems, input_keys
 from .plugins import Catalogue, PluginSession, Registered
-from .plugins.session import check_requirements
+from .plugins.session import check_requirements, require_packages
 from .services import Services
 
 _UNUSED = {"run": RunSection(algorithm=""), "output": OutputConfig(path=Path("unused"))}
@@ -95,8 +95,15 @@ class Assembly:
         chosen = self.chosen.get((kind, name))
         if chosen is not None and not keys:
             return build_component(self, chosen.component, chosen.config)
-        component = self.session.component(kind, name).component
+        component = usable(self.session, kind, name).component
         return build_component(self, component, component.config(**keys))
+
+
+def usable(session: PluginSession, kind: str, name: str) -> Registered:
+    """The component, with every package that it needs. Raises `PluginError`."""
+    registered = session.component(kind, name)
+    require_packages(registered)
+    return registered
 
 
 def _by_table(chosen: Mapping[tuple[str, str], Chosen]) -> dict[str, Any]:
@@ -216,7 +223,7 @@ class _Chooser:
 
     def component(self, kind: str, name: str, key: str) -> Chosen | None:
         """Look a name up and structure its table; problems are collected."""
-        find = partial(self._session.component, kind, name)
+        find = partial(usable, self._session, kind, name)
         registered = _collect(self._problems, self._document.where(key), key, find)
         if registered is None:
             return None

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 import tomlkit
 
+from retrograd.config.reference import sections_in
+from retrograd.installed import installed_classes
+from retrograd.plugins import Catalogue, PluginSession
+
 from .entry_points import ROOT, modules_on_disk
+from .reference import DOCUMENT, current
 
 SOURCES = {
     "retrograd_hookspecs": ROOT / "hookspecs" / "retrograd_hookspecs",
@@ -105,3 +110,16 @@ def test_importing_retrograd_loads_no_engine() -> None:
     code = f"import sys, retrograd; print(sorted(set(sys.modules) & {HEAVY | {'numpy', 'click'}!r}))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_configuration_reference_is_current() -> None:
+    """`python -m tests.architecture.reference` writes it anew."""
+    text = DOCUMENT.read_text()
+    assert current(text) == text
+    session = PluginSession(Catalogue.installed())
+    built_in = {
+        name
+        for name, cls in installed_classes(session).items()
+        if cls.__module__.startswith("retrograd_plugins")
+    }
+    assert built_in <= set(sections_in(text))

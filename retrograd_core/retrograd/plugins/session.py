@@ -182,17 +182,25 @@ class PluginSession:
                 f"{name}: {hook}(): the config of {component.name!r} must be an attrs class with `key(...)`"
                 f" fields, got {component.config!r}"
             )
-        for module in component.requires:
-            try:
-                present = importlib.util.find_spec(module) is not None
-            except ModuleNotFoundError:
-                present = False
-            if not present:
-                extra = f"'retrograd[{component.extra}]'" if component.extra else module
-                raise PluginError(
-                    f"{name}: {component.name!r} needs the package {module!r}, which is not installed:"
-                    f" `pip install {extra}`"
-                )
+
+
+def require_packages(registered: Registered) -> None:
+    """Raise `PluginError` with the pip line unless every package that the component needs is installed.
+
+    For components that a run uses; the schema and listings show the others too.
+    """
+    component = registered.component
+    for module in component.requires:
+        try:
+            present = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:
+            present = False
+        if not present:
+            extra = f"'retrograd[{component.extra}]'" if component.extra else module
+            raise PluginError(
+                f"{registered.distribution}: {component.name!r} needs the package {module!r}, which is not"
+                f" installed: `pip install {extra}`"
+            )
 
 
 def _nearest_hook(message: str) -> str:

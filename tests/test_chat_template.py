@@ -25,7 +25,8 @@ def render(source: str, *messages: Message, **options: Any) -> str:
 
 
 def test_blocks_are_trimmed_as_in_transformers() -> None:
-    source = "{% for m in messages %}\n    {% if m.role == 'user' %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}\n"
+    loop = "{% for m in messages %}\n"
+    source = loop + "    {% if m.role == 'user' %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}\n"
     assert render(source) == "Hi\n"
 
 
@@ -116,6 +117,13 @@ JSON_ARGUMENTS = '{"a": 1, "b": ["x", {"c": "é\\"\'<"}]}'
 )
 def test_calls_are_handed_over_as_the_template_wants_them(source: str, expected: str) -> None:
     assert render(source, USER, CALLING) == expected
+
+
+def test_a_template_without_calls_gets_a_text() -> None:
+    # As Granite 3.3's, which shows the tools but leaves calls to the content.
+    assert render("{% for m in messages %}{{ m.role + m.content }};{% endfor %}", USER, CALLING) == (
+        "userHi;assistant;"
+    )
 
 
 def test_raised_exception_is_named() -> None:

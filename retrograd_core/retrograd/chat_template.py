@@ -197,23 +197,28 @@ class JinjaChatTemplate:
         return style
 
     def _probe_calls(self, template: jinja2.Template, variables: Mapping[str, Any] | None) -> _CallStyle:
-        """The first way to hand over a call that the template writes as JSON, without Python's spelling."""
+        """The first way to hand over a call that the template writes as JSON, without Python's spelling.
+
+        For a template that writes no calls, the first that it does not fail on.
+        """
         call = ToolCall(name=_PROBE_NAME, arguments={_PROBE_KEY: _PROBE_VALUE}, id="zqcall000")
         messages = (
             Message(role="user", content="."),
             Message(role="assistant", content="", tool_calls=(call,)),
         )
         styles = [_CallStyle(text, empty) for text in (False, True) for empty in (None, "")]
+        accepted: list[_CallStyle] = []
         for style in styles:
             shown = [_as_dict(message, style) for message in messages]
             try:
                 text = self._run(template, shown, [], False, variables)
             except TokenizerError:
                 continue
+            accepted.append(style)
             escaped = f'\\"{_PROBE_KEY}' in text or f"'{_PROBE_KEY}'" in text
             if _PROBE_NAME in text and _PROBE_VALUE in text and not escaped and "None" not in text:
                 return style
-        return styles[0]
+        return accepted[0] if accepted else styles[0]
 
 
 class _LimitError(jinja2.TemplateError):

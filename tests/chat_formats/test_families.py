@@ -15,6 +15,7 @@ from retrograd_plugins.chat_formats.functionary import FunctionaryFormat
 from retrograd_plugins.chat_formats.gemma import GemmaFormat
 from retrograd_plugins.chat_formats.granite import GraniteFormat
 from retrograd_plugins.chat_formats.hermes import HermesFormat
+from retrograd_plugins.chat_formats.lfm2 import Lfm2Format
 from retrograd_plugins.chat_formats.llama3_json import Llama3JsonFormat
 from retrograd_plugins.chat_formats.llama3_pythonic import Llama3PythonicFormat
 from retrograd_plugins.chat_formats.mistral import MistralFormat
@@ -23,8 +24,8 @@ from retrograd_plugins.chat_formats.qwen3_coder import Qwen3CoderFormat
 from retrograd_plugins.chat_formats.smollm3 import SmolLM3Format
 
 CLASSES: list[type[FormatBase]] = [
-    *(DeepSeekFormat, FunctionaryFormat, GemmaFormat, GraniteFormat, HermesFormat, Llama3JsonFormat),
-    *(Llama3PythonicFormat, MistralFormat, PromptFormat, Qwen3CoderFormat, SmolLM3Format),
+    *(DeepSeekFormat, FunctionaryFormat, GemmaFormat, GraniteFormat, HermesFormat, Lfm2Format),
+    *(Llama3JsonFormat, Llama3PythonicFormat, MistralFormat, PromptFormat, Qwen3CoderFormat, SmolLM3Format),
 ]
 
 OSLO = ("get_weather", {"city": "Oslo"})
@@ -95,6 +96,13 @@ TURNS: list[tuple[FormatBase, str, str, list[tuple[str, dict[str, Any]]]]] = [
         [("read-file", {"from": "a", "class": {"x": [1, 2]}})],
     ),
     (Llama3PythonicFormat(), "See [1] and [2, 3].", "See [1] and [2, 3].", []),
+    (
+        Lfm2Format(),
+        "Let me see.<|tool_call_start|>[get_weather(city='Oslo'), add(a=1, b=[2.5, None, True])]"
+        "<|tool_call_end|>Checking.",
+        "Let me see.\nChecking.",
+        [OSLO, ADD],
+    ),
     (
         MistralFormat(),
         '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}, "id": "9Ae3bDc2F"}]',
@@ -203,6 +211,7 @@ WRITTEN: list[tuple[FormatBase, str]] = [
     (SmolLM3Format(), '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'),
     (Llama3JsonFormat(), '{"name": "get_weather", "parameters": {"city": "Oslo"}}'),
     (Llama3PythonicFormat(), "[get_weather(city='Oslo')]"),
+    (Lfm2Format(), "<|tool_call_start|>[get_weather(city='Oslo')]<|tool_call_end|>"),
     (
         MistralFormat("[TOOL_CALLS] ["),
         '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo"}, "id": "call00000"}]',
@@ -290,6 +299,8 @@ def test_calls_are_written_as_the_models_write_them(chat_format: FormatBase, tex
         (Llama3PythonicFormat(), "[f(a=open('x'))]", "literal value", 0),
         (Llama3PythonicFormat(), "[f(a=1, a=2)]", "given twice", 0),
         (Llama3PythonicFormat(), "[f(a='x\\N{nothing}')]", "invalid escape", 0),
+        (Lfm2Format(), "<|tool_call_start|>f(a=1)<|tool_call_end|>", "list of calls in brackets", 0),
+        (Lfm2Format(), "<|tool_call_start|>[f(a=1)]", "no <\\|tool_call_end", 0),
         (MistralFormat(), "[TOOL_CALLS] [{]", "Expecting property name", 0),
         (MistralFormat(), "[TOOL_CALLS]f[ARGS]{", "Expecting", 0),
         (MistralFormat(), "[TOOL_CALLS] []", "empty", 0),
@@ -340,6 +351,7 @@ TEMPLATES = {
         "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}",
     ],
     "llama3_pythonic": ["put it in the format of [func_name1(params_name1=params_value1, params_name2=…)]"],
+    "lfm2": ["{{- '<|tool_call_start|>[' + calls + ']<|tool_call_end|>' -}}"],
     "mistral": ['{{- "[TOOL_CALLS] [" }}', "{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}"],
     "gemma": [
         "{{ '<start_function_call>call:' }}",
@@ -357,6 +369,7 @@ TEMPLATES = {
         "",
         "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}",
         "{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim }}{{ '<end_of_turn>\\n' }}",
+        'Return calls within <tool_call></tool_call> tags as <tool_calls>[{"name": …}]</tool_calls>',
         "{{- '<tool_call>' + tc.name }}{{- '<arg_key>' + k + '</arg_key>' }}",
     ],
 }

@@ -18,6 +18,7 @@ from retrograd_plugins.chat_formats.functionary import FunctionaryFormat
 from retrograd_plugins.chat_formats.gemma import GemmaFormat
 from retrograd_plugins.chat_formats.granite import GraniteFormat
 from retrograd_plugins.chat_formats.hermes import HermesFormat
+from retrograd_plugins.chat_formats.lfm2 import Lfm2Format
 from retrograd_plugins.chat_formats.llama3_json import Llama3JsonFormat
 from retrograd_plugins.chat_formats.llama3_pythonic import Llama3PythonicFormat
 from retrograd_plugins.chat_formats.mistral import MistralFormat
@@ -34,6 +35,7 @@ ANY_JSON = {
     "smollm3": SmolLM3Format(),
     "llama3_json": Llama3JsonFormat(),
     "llama3_pythonic": Llama3PythonicFormat(),
+    "lfm2": Lfm2Format(),
     "mistral": MistralFormat(),
     "mistral-spaced": MistralFormat("[TOOL_CALLS] ["),
     "mistral-args": MistralFormat("[TOOL_CALLS]name[ARGS]"),

@@ -16,7 +16,7 @@ from ._base import FormatBase, component
 from ._tagged_json import OPEN, parse_tagged, write_tagged
 
 # Other formats put something else between the same tags, or use them for several things.
-_OTHERS = ("<function=", "<arg_key>", "python_tools")
+_OTHERS = ("<function=", "<arg_key>", "python_tools", "<tool_calls>", "<invoke name=")
 
 
 class HermesFormat(FormatBase):

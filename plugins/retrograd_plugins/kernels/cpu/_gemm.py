@@ -43,7 +43,8 @@ KEPT_PLANS = 4096
 """Plans kept for shapes seen before; a run has few, generation one a number of sequences."""
 
 
-def _round_up(value: int, step: int) -> int:
+def round_up(value: int, step: int) -> int:
+    """The next multiple of `step`."""
     return -(-value // step) * step
 
 
@@ -93,7 +94,7 @@ class WeightOps:
     def __init__(
         self, block_format: Format, load_variant: Callable[[], Variant], threads: int, workspace: Workspace
     ) -> None:
-        self._format = block_format
+        self.format = block_format
         self._load_variant = load_variant
         self._threads = threads
         self._workspace = workspace
@@ -107,7 +108,7 @@ class WeightOps:
         Raises:
             KernelError: shapes, types or layout do not fit.
         """
-        data = self._weight(w)
+        data = self.weight_bytes(w)
         tokens, (rows, columns) = x.shape[0], w.shape
         check("x", x, (tokens, columns), w)
         check("out", out, (tokens, rows), w, written=True)
@@ -135,7 +136,7 @@ class WeightOps:
         Raises:
             KernelError: shapes, types or layout do not fit.
         """
-        data = self._weight(w)
+        data = self.weight_bytes(w)
         tokens, (rows, columns) = dout.shape[0], w.shape
         check("dout", dout, (tokens, rows), w)
         check("dx", dx, (tokens, columns), w, written=True)
@@ -163,7 +164,7 @@ class WeightOps:
         Raises:
             KernelError: an id is not a row of W, or shapes, types or layout do not fit.
         """
-        data = self._weight(w)
+        data = self.weight_bytes(w)
         rows, columns = w.shape
         check("out", out, (ids.shape[0], columns), w, written=True)
         if ids.size == 0:
@@ -179,7 +180,7 @@ class WeightOps:
             np.ascontiguousarray(ids, dtype=np.int32),
             data,
             w.data.shape[1],
-            columns // self._format.values,
+            columns // self.format.values,
             columns,
             np.float32(scale),
             out.reshape(-1),
@@ -187,13 +188,13 @@ class WeightOps:
 
     def _kernels(self) -> Variant:
         if self._variant is None:
-            self._decoder = decoder(self._format)
+            self._decoder = decoder(self.format)
             self._variant = self._load_variant()
         return self._variant
 
-    def _weight(self, w: QuantMatrix) -> npt.NDArray[np.uint8]:
+    def weight_bytes(self, w: QuantMatrix) -> npt.NDArray[np.uint8]:
         """The stored bytes as a read-only flat array; `KernelError` if they do not fit the format."""
-        layout = self._format
+        layout = self.format
         blocks, rest = divmod(w.columns, layout.values)
         if rest or w.data.shape[1] != blocks * layout.bytes or w.data.dtype != np.uint8:
             raise KernelError(
@@ -211,7 +212,7 @@ class WeightOps:
 
     def _convert(self, kernels: Variant, plan: Plan, x: Floats, start: int, count: int) -> Floats:
         """Activations [start, start + count) of each token, as the kernels want them."""
-        a = self._workspace.activations(_round_up(plan.tokens, kernels.token_block) * plan.a_stride)
+        a = self._workspace.activations(round_up(plan.tokens, kernels.token_block) * plan.a_stride)
         stride = x.size // plan.tokens
         sizes = (plan.tokens, count, a, plan.a_stride, kernels.token_block)
         convert = entry(kernels.convert)
@@ -241,18 +242,18 @@ class WeightOps:
             panel //= 2
         panel = max(panel, kernels.width)
         chunk = self._chunk(tokens, -(-w.rows // panel))
-        depth = min(kernels.depth, _round_up(w.columns, DECODED))
+        depth = min(kernels.depth, round_up(w.columns, DECODED))
         return self._layout(w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED)
 
     def _gradient_plans(self, tokens: int, w: QuantMatrix, accumulate: bool) -> list[Plan]:
         """Panels of weight columns, in whole blocks; one plan for each part of the weight's rows."""
         kernels = self._kernels()
-        step = max(kernels.width, self._format.values)
+        step = max(kernels.width, self.format.values)
         panel = max(step, PANEL // step * step)
         while panel // 2 >= step and -(-w.columns // panel) < 4 * self._threads:
             panel //= 2
         chunk = self._chunk(tokens, -(-w.columns // panel))
-        depth = min(kernels.depth, _round_up(w.rows, 32))
+        depth = min(kernels.depth, round_up(w.rows, 32))
         whole = self._layout(w, tokens, panel, chunk, depth, 32, panel * 32)
         part = max(depth, GRADIENT_VALUES // tokens // depth * depth)
         return [
@@ -268,21 +269,21 @@ class WeightOps:
 
     def _chunk(self, tokens: int, panels: int) -> int:
         parts = min(-(-3 * self._threads // panels), max(1, tokens // CHUNK_TOKENS))
-        return _round_up(-(-tokens // parts), self._kernels().token_block)
+        return round_up(-(-tokens // parts), self._kernels().token_block)
 
     def _layout(
         self, w: QuantMatrix, tokens: int, panel: int, chunk: int, depth: int, piece: int, decoded: int
     ) -> Plan:
         kernels = self._kernels()
-        sub_stride = _round_up(depth, 32) * kernels.width // kernels.weights_per_float
+        sub_stride = round_up(depth, 32) * kernels.width // kernels.weights_per_float
         spare = decoded + -(-panel // kernels.width) * sub_stride
         return Plan(
             tokens=tokens,
             rows=w.rows,
             columns=w.columns,
             row_bytes=w.data.shape[1],
-            block_values=self._format.values,
-            block_bytes=self._format.bytes,
+            block_values=self.format.values,
+            block_bytes=self.format.bytes,
             panel=panel,
             chunk=chunk,
             depth=depth,
@@ -295,7 +296,7 @@ class WeightOps:
             sub_stride=sub_stride,
             panel_offset=decoded,
             spare_offset=spare,
-            scratch_stride=_round_up(spare + kernels.token_block * kernels.width, 16),
+            scratch_stride=round_up(spare + kernels.token_block * kernels.width, 16),
             threads=self._threads,
         )
 

@@ -12,7 +12,7 @@ SOURCE = "ggml block layouts; Goto & van de Geijn 2008, Anatomy of high-performa
 
 
 def weight_component(format_name: str) -> Component[Any, Any]:
-    """The component `cpu.matmul_<format>`: the three ops that read weights of one ggml format."""
+    """The component `cpu.matmul_<format>`: the ops that read weights of one ggml format."""
 
     def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
         return weight_kernels(format_name, context.service("backend"))
@@ -21,7 +21,7 @@ def weight_component(format_name: str) -> Component[Any, Any]:
         name=f"cpu.matmul_{format_name.lower()}",
         config=NoConfig,
         build=build,
-        summary=f"Products with {format_name} weights, decoded panel by panel, and the embedding lookup.",
+        summary=f"Products with {format_name} weights as they lie in the file, and the embedding lookup.",
         source=SOURCE,
         needs=("backend",),
     )
@@ -30,6 +30,7 @@ def weight_component(format_name: str) -> Component[Any, Any]:
 def weight_kernels(format_name: str, backend: Any) -> Sequence[KernelImpl]:
     """The ops for `format_name`, once for each instruction set that the backend allows."""
     from ._decode import FORMATS
+    from ._few import FewOps, products_kind
     from ._gemm import WeightOps, Workspace
     from ._gemm_kernels import variant
 
@@ -46,4 +47,16 @@ def weight_kernels(format_name: str, backend: Any) -> Sequence[KernelImpl]:
                 ("embedding", ops.embedding),
             )
         ]
+        kind = products_kind(name)
+        if kind is not None:
+            few = FewOps(ops, kind, backend.device.threads, workspace)
+            kernels.append(
+                KernelImpl(
+                    op="matmul_few",
+                    format=format_name,
+                    fn=few.matmul_few,
+                    priority=10 * (rank + 1),
+                    variant=name,
+                )
+            )
     return kernels

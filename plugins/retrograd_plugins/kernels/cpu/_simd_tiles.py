@@ -187,7 +187,7 @@ def copy_floats(width: int, source: int, target: int) -> None:
 # bfloat16 packing for AMX. The processor rounds to nearest even (AVX512-BF16, which every AMX one has).
 
 
-def _to_bfloats(builder: Any, floats: Any) -> Any:
+def to_bfloats(builder: Any, floats: Any) -> Any:
     """float32 lanes as the int16 bits of bfloat16 lanes."""
     count = floats.type.count
     narrow = builder.fptrunc(floats, ir.VectorType(BFloatType(), count))
@@ -199,7 +199,7 @@ def _all_integers(emit: Callable[..., None]) -> Callable[..., Any]:
 
 
 def _emit_convert(builder: Any, source: Any, target: Any) -> None:
-    _store_vector(builder, target, _to_bfloats(builder, _load_vector(builder, source, F32, 32)))
+    _store_vector(builder, target, to_bfloats(builder, _load_vector(builder, source, F32, 32)))
 
 
 @compiled_form(_all_integers(_emit_convert))
@@ -222,7 +222,7 @@ def poke_bfloat(place: int, value: float) -> None:
 def _emit_pack_rows(builder: Any, source: Any, stride: Any, target: Any) -> None:
     rows = [
         builder.bitcast(
-            _to_bfloats(builder, _load_vector(builder, _offset(builder, source, stride, i), F32, 32)),
+            to_bfloats(builder, _load_vector(builder, _offset(builder, source, stride, i), F32, 32)),
             ir.VectorType(I32, 16),
         )
         for i in range(16)
@@ -243,7 +243,7 @@ def _emit_pack_columns(builder: Any, source: Any, stride: Any, target: Any) -> N
         first, second = (
             _load_vector(builder, _offset(builder, source, stride, 2 * pair + i), F32, 16) for i in range(2)
         )
-        both = _to_bfloats(builder, builder.shuffle_vector(first, second, interleaved))
+        both = to_bfloats(builder, builder.shuffle_vector(first, second, interleaved))
         _store_vector(builder, builder.add(target, ir.Constant(I64, 64 * pair)), both)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import gguf
+from retrograd.gguf.formats import dequantise
 from retrograd_hookspecs import KernelError, QuantMatrix
 
 CACHE_BYTES = 4 * 2**30
@@ -16,26 +16,20 @@ CACHE_BYTES = 4 * 2**30
 Float64 = npt.NDArray[np.float64]
 
 
-def dequantise(weight: QuantMatrix) -> Float64:
-    """The weight as float64 (N, K).
+def expand(weight: QuantMatrix) -> Float64:
+    """The weight as float64 (N, K), a new array.
 
     Raises:
-        KernelError: the format is unknown to `gguf`, or the rows do not hold `columns` values.
+        ModelError: the format is unknown, or `gguf` cannot decode it.
+        KernelError: the rows do not hold `columns` values.
     """
-    try:
-        ggml_type = gguf.GGMLQuantizationType[weight.format]
-        expanded = gguf.quants.dequantize(np.ascontiguousarray(weight.data), ggml_type)
-    except (KeyError, NotImplementedError) as error:
-        raise KernelError(
-            f"weight {weight.name!r}: the installed gguf cannot expand format {weight.format!r};"
-            " upgrade gguf, or convert the model to Q8_0 or F16"
-        ) from error
+    expanded = dequantise(weight.data, weight.format)
     if expanded.shape != weight.shape:
         raise KernelError(
             f"weight {weight.name!r}: {weight.data.shape[1]} bytes a row hold {expanded.shape[1]} values of"
             f" format {weight.format}, not the declared {weight.columns}; the file is damaged"
         )
-    return np.asarray(expanded, dtype=np.float64)
+    return expanded.astype(np.float64)
 
 
 class WeightCache:
@@ -50,16 +44,16 @@ class WeightCache:
         # The stored bytes are kept beside their expansion so that their address is not used again.
         self._entries: OrderedDict[tuple[Any, ...], tuple[npt.NDArray[np.uint8], Float64]] = OrderedDict()
 
-    def expand(self, weight: QuantMatrix) -> Float64:
+    def get(self, weight: QuantMatrix) -> Float64:
         """The weight as float64 (N, K), not to be written to."""
         if weight.data.flags.writeable:
-            return dequantise(weight)
+            return expand(weight)
         key = (weight.format, weight.shape, weight.data.strides, weight.data.ctypes.data)
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
             return entry[1]
-        expanded = dequantise(weight)
+        expanded = expand(weight)
         self._entries[key] = (weight.data, expanded)
         self._bytes += expanded.nbytes
         while self._bytes > self._limit and len(self._entries) > 1:

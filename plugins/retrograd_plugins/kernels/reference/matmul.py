@@ -32,11 +32,11 @@ class WeightOps:
 
     def matmul(self, x: Array, w: QuantMatrix, out: Array) -> None:
         """out (T, N) = x (T, K) · Wᵀ."""
-        out[...] = product_by_rows(x, self.cache.expand(w).T)
+        out[...] = product_by_rows(x, self.cache.get(w).T)
 
     def matmul_input_grad(self, dout: Array, w: QuantMatrix, dx: Array, accumulate: bool) -> None:
         """dx (T, K) = dout (T, N) · W, or adds to dx."""
-        product = product_by_rows(dout, self.cache.expand(w))
+        product = product_by_rows(dout, self.cache.get(w))
         if accumulate:
             dx += product
         else:
@@ -48,14 +48,14 @@ class WeightOps:
         Raises:
             KernelError: an id is not a row of W.
         """
-        from ._weights import dequantise
+        from ._weights import expand
 
         if ids.size and not (ids.min() >= 0 and ids.max() < w.rows):
             raise KernelError(
                 f"token ids range over [{ids.min()}, {ids.max()}] but {w.name!r} has {w.rows} rows:"
                 " the tokenizer does not belong to the model"
             )
-        out[...] = scale * dequantise(attrs.evolve(w, data=w.data[ids]))
+        out[...] = scale * expand(attrs.evolve(w, data=w.data[ids]))
 
 
 def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:

@@ -116,8 +116,14 @@ class _Parts:
         return JinjaChatTemplate.from_model(services.get("model_file").metadata, services.get("tokenizer"))
 
     def chat_format(self, services: Services) -> Any:
+        """A hook's choice, else the family that the template writes calls of; a template without tools has
+        them in its prompt."""
+        from .tool_prompt import probe_template
+
         template = services.get("template")
         name = self._session.hook.retrograd_select_chat_format(template=template.source)
+        if not name and not probe_template(template).tools:
+            name = FALLBACK_FORMAT
         if name:
             return self._assembly.build("chat_formats", name)
         return first_match(

@@ -27,7 +27,7 @@ ALLOWED = {
     "retrograd": {"retrograd_hookspecs"},
     "retrograd_plugins": {"retrograd_hookspecs", "retrograd"},
 }
-HEAVY = {"numba", "llvmlite", "docker", "mcp", "torch", "tokenizers", "gguf"}
+HEAVY = {"numba", "llvmlite", "docker", "mcp", "torch", "gguf"}
 
 
 def imports(path: Path, *, top_level: bool = False) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import Message, ModelError, SamplingParams
+from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams
 
 from .assembly import Assembly, assemble
 from .config import Document
@@ -25,19 +25,28 @@ def adapter_document(document: Document, adapter: Path | None) -> tuple[Document
     """The document with an adapter to load, and its path.
 
     Without `adapter`, `[output].path` if that file exists; without either, the document as it is.
-    Raises: `ModelError` if `adapter` does not exist.
+    Raises: `ConfigError` if `adapter` does not exist.
     """
     if adapter is None:
         output = document.get("output.path")
         if not isinstance(output, str):
             return document, None
-        adapter = document.base_dir / Path(output).expanduser()
+        adapter = document.origin(("output", "path")).base_dir / Path(output).expanduser()
         if not adapter.is_file():
             return document, None
-    elif not adapter.is_file():
-        raise ModelError(f"--adapter {adapter}: there is no such file")
     path = adapter.absolute()
-    return document.with_value("lora", {"init_adapter": str(path)}, where="--adapter"), path
+    return with_adapter(document, path), path
+
+
+def with_adapter(document: Document, adapter: Path) -> Document:
+    """The document with an adapter to start from, whatever its `[lora]` says.
+
+    Raises: `ConfigError` if there is no such file.
+    """
+    if not adapter.is_file():
+        message = f"there is no file {adapter}"
+        raise ConfigError([Problem(where="--adapter", message=message, hint="check the path")])
+    return document.with_value("lora", {"init_adapter": str(adapter.absolute())}, where="--adapter")
 
 
 def answer(
@@ -104,14 +113,14 @@ class Chat:
         system: str | None,
         sides: Mapping[str, bool],
     ) -> Chat:
-        """Load the model. Raises: `ModelError` if a side needs an adapter and there is none."""
+        """Load the model. Raises: `ConfigError` if a side needs an adapter and there is none."""
         if any(sides.values()):
             document, path = adapter_document(document, adapter)
             if path is None:
-                raise ModelError(
-                    f"there is no adapter: [output].path {document.get('output.path')!r} does not exist yet;"
-                    " train first, name one with --adapter, or use --base-only"
-                )
+                message = f"there is no adapter yet: {document.get('output.path')!r} does not exist"
+                hint = "train first, name one with --adapter, or use --base-only"
+                where = document.where("output.path")
+                raise ConfigError([Problem(where=where, key="output.path", message=message, hint=hint)])
         assembly = assemble(document, algorithm=False)
         assembly.services.get("engine")  # attaches the adapter
         variables = document.get("sft.template_variables")

@@ -9,6 +9,7 @@ import numpy as np
 
 from retrograd_hookspecs import ModelError
 
+from .answers import with_adapter
 from .assembly import Assembly, assemble
 from .config import Document
 from .divergence import PROBE_TEXT, Divergence, divergence
@@ -35,7 +36,8 @@ def export_model(
 ) -> list[str]:
     """Write the merged model; returns lines for the user.
 
-    Raises: `ModelError` if adapter and base do not fit, or the file cannot be written.
+    Raises: `ConfigError` if a file is missing, `ModelError` if adapter and base do not fit or the result
+    cannot be written.
     """
     tuned = assemble(with_adapter(document, adapter), algorithm=False)
     base = tuned.services.get("model_file")
@@ -63,13 +65,6 @@ def export_model(
             file.write(content.encode())
         lines.append(f"wrote {path}: `ollama create NAME -f {path}`")
     return lines
-
-
-def with_adapter(document: Document, adapter: Path) -> Document:
-    """The document with an adapter to start from, whatever its `[lora]` says."""
-    if not adapter.is_file():
-        raise ModelError(f"--adapter {adapter}: there is no such file")
-    return document.with_value("lora", {"init_adapter": str(adapter.absolute())}, where="--adapter")
 
 
 def compare_models(first: Assembly, second: Assembly, text: str) -> Divergence:

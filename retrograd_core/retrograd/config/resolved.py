@@ -45,7 +45,8 @@ def resolved_text(config: RunConfig, components: Mapping[str, Any], versions: Ma
         if section is not None:
             lines += _table(name, section)
     for name, component in components.items():
-        lines += _table(name, component)
+        if keys_of(type(component)):
+            lines += _table(name, component)
     return "\n".join(lines) + "\n"
 
 

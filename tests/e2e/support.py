@@ -91,8 +91,11 @@ class Workspace:
         return sorted(path.name for path in (self / name).glob("*.state"))
 
 
-def retrograd(*arguments: object, code: int = 0, stdin: str | None = None) -> Outcome:
-    """Run the command line in this process; a failure shows its output if the exit code is not `code`."""
+def retrograd(*arguments: object, code: int | None = 0, stdin: str | None = None) -> Outcome:
+    """Run the command line in this process; a failure shows its output if the exit code is not `code`.
+
+    code None is not checked.
+    """
     out, err = io.StringIO(), io.StringIO()
     before = sys.stdin
     try:

@@ -10,9 +10,7 @@ from retrograd.cli.options import model_options
 from retrograd_hookspecs import Component, NoConfig, hookimpl
 
 
-@click.command(
-    name="inspect", help="Show a model: sizes, LoRA targets, tokenizer, template, kernels."
-)
+@click.command(name="inspect", help="Show a model: sizes, LoRA targets, tokenizer, template, kernels.")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def inspect(model: str | None, device: str | None, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -328,3 +329,28 @@ def test_compiled_kernels_are_found_by_the_next_process(tmp_path: Path) -> None:
         results.append(json.loads(done.stdout.splitlines()[-1]))
     assert [hits for hits, _ in results] == [0, 2]
     assert results[0][1] == results[1][1]
+
+
+TARGETS = {
+    "avx2": ("haswell", "+sse4.2,+avx,+avx2,+fma,+f16c,+bmi2"),
+    "sse2, without fused multiply-add": ("x86-64", "+sse2"),
+}
+
+
+@needs_jit
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="targets of x86-64")
+@pytest.mark.parametrize("target", TARGETS)
+def test_contract_on_older_processors(target: str, tmp_path: Path) -> None:
+    name, features = TARGETS[target]
+    settings = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/kernels/test_contract.py", "-k", "cpu_kernels_keep"],
+        cwd=ROOT,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert f"{len(CPU_GROUPS)} passed" in done.stdout

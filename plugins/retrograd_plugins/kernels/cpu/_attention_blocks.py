@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core import types
 
 from ._math_common import INT, SERIAL, WHOLE2
 from ._math_lanes import fill_lanes, load_lanes, load_some, store_lanes, store_some
@@ -216,16 +217,21 @@ def queries_per_block(heads: Any, groups: Any) -> Any:
     return max(1, QUERY_ROWS // (heads // groups))
 
 
-@njit(INT(WHOLE2, INT, INT), **SERIAL)
-def first_bad_segment(segments: Any, queries: Any, keys: Any) -> Any:
-    """Index of the first segment that leaves the arrays, or −1."""
+@njit(types.UniTuple(INT, 3)(WHOLE2, INT, INT), **SERIAL)
+def survey_segments(segments: Any, queries: Any, keys: Any) -> Any:
+    """Index of the first segment that leaves the arrays or −1; queries; pairs of a query and a key."""
+    bad, covered, pairs = -1, 0, 0
     for s in range(segments.shape[0]):
         start, length, context, context_length, key = segments[s]
-        if min(start, length, context, context_length, key) < 0:
-            return s
-        if start + length > queries or context + context_length > keys or key + length > keys:
-            return s
-    return -1
+        inside = min(start, length, context, context_length, key) >= 0
+        inside = inside and start + length <= queries
+        inside = inside and context + context_length <= keys and key + length <= keys
+        if not inside:
+            bad = s
+            break
+        covered += length
+        pairs += length * (context_length + length)
+    return bad, covered, pairs
 
 
 @njit(WHOLE2(WHOLE2, INT), **SERIAL)

@@ -16,7 +16,7 @@ from ._attention_backward import (
     key_gradients,
     query_gradients,
 )
-from ._attention_blocks import first_bad_segment, queries_per_block, query_blocks, round_up
+from ._attention_blocks import queries_per_block, query_blocks, round_up, survey_segments
 from ._attention_forward import ATTEND_ADDRESS, forward, forward_scratch
 from ._math_common import Array, require_shape
 from ._math_tiles import TILE_ROWS
@@ -59,12 +59,11 @@ class Attention:
         Raises:
             KernelError: shapes do not fit, or a segment leaves the arrays.
         """
-        check_attention("attention", q, k, v, segments, out, lse)
-        if int(segments[:, 1].sum()) != q.shape[0]:
+        covered, threads = check_attention("attention", q, k, v, segments, out, lse)
+        if not covered:
             out.fill(0.0)
             lse.fill(-np.inf)
         block, rows, width = block_shape(q, k)
-        threads = threads_for(q, segments)
         stride = line(forward_scratch(rows, width))
         forward(
             ATTEND_ADDRESS,
@@ -108,13 +107,12 @@ class Attention:
             KernelError: shapes do not fit, or a segment leaves the arrays.
         """
         op = "attention_backward"
-        check_attention(op, q, k, v, segments, out, lse)
+        covered, threads = check_attention(op, q, k, v, segments, out, lse)
         for name, array, like in (("dout", dout, q), ("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
             require_shape(op, name, array, like.shape)
-        if int(segments[:, 1].sum()) != q.shape[0]:
+        if not covered:
             dq.fill(0.0)
         block, rows, width = block_shape(q, k)
-        threads = threads_for(q, segments)
         stride = line(backward_scratch(rows, width))
         delta = self._work("delta", lse.size)[: lse.size].reshape(lse.shape)
         work = self._work("work", stride * threads)
@@ -173,14 +171,14 @@ def line(elements: int) -> int:
     return int(round_up(elements, WIDTH)) + WIDTH
 
 
-def threads_for(q: Array, segments: Array) -> int:
-    """1 where the products are few, else all threads."""
-    pairs = int(np.dot(segments[:, 1], segments[:, 1] + segments[:, 3]))
-    return 1 if pairs * q.shape[1] * q.shape[2] < SERIAL_PRODUCTS else int(numba.get_num_threads())
+def check_attention(
+    op: str, q: Array, k: Array, v: Array, segments: Array, out: Array, lse: Array
+) -> tuple[bool, int]:
+    """Whether the segments cover all queries, and on how many threads to work.
 
-
-def check_attention(op: str, q: Array, k: Array, v: Array, segments: Array, out: Array, lse: Array) -> None:
-    """Raise `KernelError` unless the arrays of an attention op fit together."""
+    Raises:
+        KernelError: the arrays do not fit together, or a segment leaves them.
+    """
     tokens, heads, size = q.shape
     if k.shape[2] != size or k.shape[1] < 1 or heads % k.shape[1]:
         raise KernelError(
@@ -191,9 +189,11 @@ def check_attention(op: str, q: Array, k: Array, v: Array, segments: Array, out:
     require_shape(op, "out", out, q.shape)
     require_shape(op, "lse", lse, (tokens, heads))
     require_shape(op, "segments", segments, (segments.shape[0], 5))
-    bad = int(first_bad_segment(segments, tokens, k.shape[0]))
+    bad, queries, pairs = survey_segments(segments, tokens, k.shape[0])
     if bad >= 0:
         raise KernelError(
             f"{op}: segment {bad} is {segments[bad].tolist()} (query start, length, context start, context"
             f" length, key start), which leaves the {tokens} queries or the {k.shape[0]} keys"
         )
+    few = pairs * heads * size < SERIAL_PRODUCTS
+    return queries == tokens, 1 if few else int(numba.get_num_threads())

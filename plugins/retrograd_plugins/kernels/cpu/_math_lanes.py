@@ -122,7 +122,7 @@ def store_lanes(array: Any, at: Any, lanes: Any) -> None:
     array.reshape(-1)[at : at + WIDTH] = lanes
 
 
-def _emit_load_some(builder: Any, array: Any, at: Any, count: Any, fill: Any) -> Any:
+def emit_load_some(builder: Any, array: Any, at: Any, count: Any, fill: Any) -> Any:
     # Through the stack: LLVM's masked loads changed their signature between versions.
     buffer = cgutils.alloca_once(builder, VECTOR)
     builder.store(splat(builder, fill), buffer, align=4)
@@ -133,7 +133,7 @@ def _emit_load_some(builder: Any, array: Any, at: Any, count: Any, fill: Any) ->
     return builder.load(buffer, align=4)
 
 
-@compiled_form(_typed(FLOATS, (None, types.int64, types.int64, types.float32), _emit_load_some))
+@compiled_form(_typed(FLOATS, (None, types.int64, types.int64, types.float32), emit_load_some))
 def load_some(array: Any, at: Any, count: Any, fill: Any) -> Any:
     """Elements [at, at + count), count <= 16, and `fill` in the lanes after them."""
     lanes = np.full(WIDTH, fill, np.float32)
@@ -216,7 +216,10 @@ def _tree(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     return emit
 
 
-@compiled_form(_typed(types.float32, (FLOATS,), _tree(lambda b, x, y: b.fadd(x, y))))
+emit_sum = _tree(lambda builder, x, y: builder.fadd(x, y))
+
+
+@compiled_form(_typed(types.float32, (FLOATS,), emit_sum))
 def sum_lanes(lanes: Any) -> Any:
     """The sum of all lanes, in a fixed order."""
     while lanes.size > 1:

@@ -16,71 +16,39 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
+from ._math_calls import compiled_address, indirect_call
 from ._math_common import F32, IN1, INT, NONE, OUT1, PARALLEL, SERIAL, Array, chunks_for, require_shape
-from ._math_lanes import fill_lanes, load_lanes, load_some, multiply_add, sum_lanes
-from ._math_tiles import TILE_COLUMNS, TILE_ROWS, TILE_VECTORS, tile_product
+from ._math_tiles import TILE_COLUMNS, TILE_ROWS, TILE_VECTORS, dots, tile_product
 from ._simd import WIDTH
 
-ZERO = np.float32(0.0)
 COLUMN_BLOCK = 64
-"""Columns of a task of `reduce_rows`."""
+"""Columns of a task of `expand_rows` and `reduce_rows`."""
 DEPTH_BLOCK = 256
 """Rows that a task of `reduce_rows` adds before it turns to its next rows of the result."""
-
-
-@njit(**SERIAL)
-def dot_four(x: Any, x_at: Any, r: Any, r_at: Any, size: Any, out: Any, out_at: Any) -> None:
-    """out[0..3] = dots of one vector of x with four consecutive rows of r."""
-    whole = size // WIDTH * WIDTH
-    sum0, sum1, sum2, sum3 = fill_lanes(ZERO), fill_lanes(ZERO), fill_lanes(ZERO), fill_lanes(ZERO)
-    for k in range(0, whole, WIDTH):
-        value = load_lanes(x, x_at + k)
-        at = r_at + k
-        sum0 = multiply_add(value, load_lanes(r, at), sum0)
-        sum1 = multiply_add(value, load_lanes(r, at + size), sum1)
-        sum2 = multiply_add(value, load_lanes(r, at + 2 * size), sum2)
-        sum3 = multiply_add(value, load_lanes(r, at + 3 * size), sum3)
-    rest = size - whole
-    if rest:
-        value = load_some(x, x_at + whole, rest, ZERO)
-        at = r_at + whole
-        sum0 = multiply_add(value, load_some(r, at, rest, ZERO), sum0)
-        sum1 = multiply_add(value, load_some(r, at + size, rest, ZERO), sum1)
-        sum2 = multiply_add(value, load_some(r, at + 2 * size, rest, ZERO), sum2)
-        sum3 = multiply_add(value, load_some(r, at + 3 * size, rest, ZERO), sum3)
-    out[out_at] = sum_lanes(sum0)
-    out[out_at + 1] = sum_lanes(sum1)
-    out[out_at + 2] = sum_lanes(sum2)
-    out[out_at + 3] = sum_lanes(sum3)
-
-
-@njit(**SERIAL)
-def dot_one(x: Any, x_at: Any, r: Any, r_at: Any, size: Any) -> Any:
-    """The dot of one vector of x with one row of r, in the order of `dot_four`."""
-    whole = size // WIDTH * WIDTH
-    total = fill_lanes(ZERO)
-    for k in range(0, whole, WIDTH):
-        total = multiply_add(load_lanes(x, x_at + k), load_lanes(r, r_at + k), total)
-    rest = size - whole
-    if rest:
-        value = load_some(x, x_at + whole, rest, ZERO)
-        total = multiply_add(value, load_some(r, r_at + whole, rest, ZERO), total)
-    return sum_lanes(total)
 
 
 @njit(NONE(IN1, IN1, OUT1, INT, INT, INT, INT), **PARALLEL)
 def project_rows(x: Any, r: Any, out: Any, rows: Any, size: Any, rank: Any, chunks: Any) -> None:
     """out (rows, rank) = x (rows, size) · rᵀ, r (rank, size)."""
+    fours = rank // 4 * 4
     for chunk in prange(chunks):
-        for row in range(rows * chunk // chunks, rows * (chunk + 1) // chunks):
-            at = np.int64(row)
-            for j in range(0, rank // 4 * 4, 4):
-                dot_four(x, at * size, r, j * size, size, out, at * rank + j)
-            for j in range(rank // 4 * 4, rank):
-                out[at * rank + j] = dot_one(x, at * size, r, j * size, size)
+        first = np.int64(rows * chunk // chunks)
+        last = np.int64(rows * (chunk + 1) // chunks)
+        whole = first + (last - first) // 4 * 4
+        for row in range(first, whole, 4):
+            for j in range(0, fours, 4):
+                dots(4, 4, x, row * size, size, r, j * size, size, out, row * rank + j, rank, size)
+            for j in range(fours, rank):
+                dots(4, 1, x, row * size, size, r, j * size, size, out, row * rank + j, rank, size)
+        for row in range(whole, last):
+            for j in range(rank):
+                dots(1, 1, x, row * size, size, r, j * size, size, out, row * rank + j, rank, size)
 
 
-@njit(NONE(IN1, INT, INT, INT, IN1, INT, INT, OUT1, INT, INT, INT, INT, INT), **SERIAL)
+ADD_PRODUCT = NONE(IN1, INT, INT, INT, IN1, INT, INT, OUT1, INT, INT, INT, INT, INT)
+
+
+@njit(ADD_PRODUCT, **SERIAL)
 def add_product(
     a: Any,
     a_at: Any,
@@ -135,20 +103,46 @@ def add_product(
             c[c_at + i * c_row + j] = total
 
 
-@njit(NONE(IN1, IN1, OUT1, INT, INT, INT, INT), **PARALLEL)
-def expand_rows(h: Any, r: Any, out: Any, rows: Any, rank: Any, size: Any, chunks: Any) -> None:
-    """out (rows, size) += h (rows, rank) · r (rank, size)."""
+call_add_product = indirect_call(ADD_PRODUCT)
+ADD_PRODUCT_ADDRESS = compiled_address(add_product, ADD_PRODUCT)
+
+
+@njit(NONE(INT, IN1, IN1, INT, INT, F32, OUT1, INT, INT, INT, OUT1, INT), **PARALLEL)
+def expand_rows(
+    kernel: Any,
+    h: Any,
+    r: Any,
+    r_step: Any,
+    r_column: Any,
+    scale: Any,
+    out: Any,
+    rows: Any,
+    rank: Any,
+    size: Any,
+    work: Any,
+    chunks: Any,
+) -> None:
+    """out (rows, size) += scale · h (rows, rank) · R, R[k, n] at r[k · r_step + n · r_column].
+
+    A task is a block of columns of R, which is copied to `work` (chunks, rank, COLUMN_BLOCK).
+    """
+    blocks = (size + COLUMN_BLOCK - 1) // COLUMN_BLOCK
     for chunk in prange(chunks):
-        first = np.int64(rows * chunk // chunks)
-        last = np.int64(rows * (chunk + 1) // chunks)
-        # A few rows at a time: what is added to stays in the cache.
-        for row in range(first, last, TILE_ROWS):
-            count = min(TILE_ROWS, last - row)
-            add_product(h, row * rank, rank, 1, r, 0, size, out, row * size, size, count, size, rank)
+        panel = np.int64(chunk * rank * COLUMN_BLOCK)
+        for block in range(blocks * chunk // chunks, blocks * (chunk + 1) // chunks):
+            column = np.int64(block * COLUMN_BLOCK)
+            width = min(COLUMN_BLOCK, size - column)
+            for n in range(width):
+                for k in range(rank):
+                    value = scale * r[k * r_step + (column + n) * r_column]
+                    work[panel + k * COLUMN_BLOCK + n] = value
+            call_add_product(
+                kernel, h, 0, rank, 1, work, panel, COLUMN_BLOCK, out, column, size, rows, width, rank
+            )
 
 
-@njit(NONE(IN1, IN1, OUT1, INT, INT, INT, INT), **PARALLEL)
-def reduce_rows(h: Any, x: Any, out: Any, rows: Any, rank: Any, size: Any, chunks: Any) -> None:
+@njit(NONE(INT, IN1, IN1, OUT1, INT, INT, INT, INT), **PARALLEL)
+def reduce_rows(kernel: Any, h: Any, x: Any, out: Any, rows: Any, rank: Any, size: Any, chunks: Any) -> None:
     """out (rank, size) += hᵀ · x, h (rows, rank), x (rows, size); a task is a block of columns."""
     blocks = (size + COLUMN_BLOCK - 1) // COLUMN_BLOCK
     for chunk in prange(chunks):
@@ -157,7 +151,8 @@ def reduce_rows(h: Any, x: Any, out: Any, rows: Any, rank: Any, size: Any, chunk
             width = min(COLUMN_BLOCK, size - column)
             for row in range(0, rows, DEPTH_BLOCK):
                 depth = min(DEPTH_BLOCK, rows - row)
-                add_product(
+                call_add_product(
+                    kernel,
                     h,
                     row * rank,
                     1,
@@ -177,9 +172,11 @@ def reduce_rows(h: Any, x: Any, out: Any, rows: Any, rank: Any, size: Any, chunk
 @njit(NONE(IN1, F32, OUT1, INT, INT), **SERIAL)
 def transpose_scaled(b: Any, scale: Any, target: Any, rows: Any, rank: Any) -> None:
     """target (rank, rows) = scale · bᵀ, b (rows, rank)."""
-    for i in range(rows):
+    for first in range(0, rows, WIDTH):
+        last = min(rows, first + WIDTH)
         for j in range(rank):
-            target[j * rows + i] = scale * b[i * rank + j]
+            for i in range(first, last):
+                target[j * rows + i] = scale * b[i * rank + j]
 
 
 def lora_forward(x: Array, a: Array, b: Array, scale: float, hidden: Array, out: Array) -> None:
@@ -189,11 +186,24 @@ def lora_forward(x: Array, a: Array, b: Array, scale: float, hidden: Array, out:
     require_shape("lora_forward", "a", a, (rank, size))
     require_shape("lora_forward", "hidden", hidden, (rows, rank))
     require_shape("lora_forward", "out", out, (rows, outputs))
-    turned = np.empty(rank * outputs, np.float32)
     flat = hidden.reshape(-1)
-    transpose_scaled(b.reshape(-1), scale, turned, outputs, rank)
     project_rows(x.reshape(-1), a.reshape(-1), flat, rows, size, rank, chunks_for(x.size * rank))
-    expand_rows(flat, turned, out.reshape(-1), rows, rank, outputs, chunks_for(out.size * rank))
+    chunks = chunks_for(out.size * rank)
+    work = np.empty(chunks * rank * COLUMN_BLOCK, np.float32)
+    expand_rows(
+        ADD_PRODUCT_ADDRESS,
+        flat,
+        b.reshape(-1),
+        1,
+        rank,
+        scale,
+        out.reshape(-1),
+        rows,
+        rank,
+        outputs,
+        work,
+        chunks,
+    )
 
 
 def lora_backward(
@@ -226,9 +236,14 @@ def lora_backward(
     chunks = chunks_for(x.size * rank)
     transpose_scaled(b.reshape(-1), scale, turned.reshape(-1), outputs, rank)
     project_rows(flat_dout, turned.reshape(-1), dhidden, rows, outputs, rank, chunks)
-    expand_rows(dhidden, flat_a, dx.reshape(-1), rows, rank, size, chunks)
-    reduce_rows(dhidden, flat_x, da.reshape(-1), rows, rank, size, chunks)
+    work = np.empty(chunks * rank * COLUMN_BLOCK, np.float32)
+    expand_rows(
+        ADD_PRODUCT_ADDRESS, dhidden, flat_a, size, 1, 1.0, dx.reshape(-1), rows, rank, size, work, chunks
+    )
+    reduce_rows(ADD_PRODUCT_ADDRESS, dhidden, flat_x, da.reshape(-1), rows, rank, size, chunks)
     turned.fill(0.0)
-    reduce_rows(hidden.reshape(-1), flat_dout, turned.reshape(-1), rows, rank, outputs, chunks)
+    reduce_rows(
+        ADD_PRODUCT_ADDRESS, hidden.reshape(-1), flat_dout, turned.reshape(-1), rows, rank, outputs, chunks
+    )
     turned *= np.float32(scale)
     db += turned.T

@@ -14,7 +14,7 @@ from numba.core import types
 
 from retrograd_hookspecs import KernelError
 
-from ._math_common import F32, IN1, INT, NONE, OUT1, PARALLEL, Array, chunks_for, require_shape
+from ._math_common import F32, IN1, INT, NONE, OUT1, PARALLEL, SERIAL, Array, chunks_for, require_shape
 
 SUM_BLOCK = 16384
 """Elements whose squares are summed by one thread; the sums of blocks are added in order."""
@@ -60,24 +60,25 @@ def sgd_elements(
             value[i] = value[i] - (rate * step + decay * value[i])
 
 
+# Partial sums are as many as the processor's vectors hold: fixed, but not the same everywhere.
+@njit(types.float64(IN1, INT, INT), fastmath={"reassoc", "nsz"}, **SERIAL)
+def square_block(x: Any, start: Any, stop: Any) -> Any:
+    """Σ x² of elements [start, stop)."""
+    total = 0.0
+    for i in range(np.uint64(start), np.uint64(stop)):
+        value = np.float64(x[i])
+        total += value * value
+    return total
+
+
 @njit(NONE(IN1, types.Array(types.float64, 1, "C"), INT), **PARALLEL)
 def square_blocks(x: Any, sums: Any, chunks: Any) -> None:
-    """sums[b] = Σ x² of block b, in four partial sums."""
+    """sums[b] = Σ x² of block b."""
     blocks = sums.size
     for chunk in prange(chunks):
         for block in range(blocks * chunk // chunks, blocks * (chunk + 1) // chunks):
             start = np.int64(block * SUM_BLOCK)
-            stop = min(x.size, start + SUM_BLOCK)
-            whole = start + (stop - start) // 4 * 4
-            sum0, sum1, sum2, sum3 = 0.0, 0.0, 0.0, 0.0
-            for i in range(start, whole, 4):
-                sum0 += np.float64(x[i]) * np.float64(x[i])
-                sum1 += np.float64(x[i + 1]) * np.float64(x[i + 1])
-                sum2 += np.float64(x[i + 2]) * np.float64(x[i + 2])
-                sum3 += np.float64(x[i + 3]) * np.float64(x[i + 3])
-            for i in range(whole, stop):
-                sum0 += np.float64(x[i]) * np.float64(x[i])
-            sums[block] = (sum0 + sum1) + (sum2 + sum3)
+            sums[block] = square_block(x, start, min(x.size, start + SUM_BLOCK))
 
 
 def adamw(

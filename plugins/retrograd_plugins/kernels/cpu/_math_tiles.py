@@ -9,6 +9,7 @@ multiplication".
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from numba.core import types
 from ._math_lanes import (
     VECTOR,
     data_pointer,
+    emit_load_some,
+    emit_sum,
     is_float_array,
     multiply_add_vectors,
     vector_pointer,
@@ -156,3 +159,104 @@ def transpose_square(
     numbers = np.arange(WIDTH)
     block = source.reshape(-1)[at + numbers[:, None] * stride + numbers]
     target.reshape(-1)[target_at + numbers[:, None] * target_stride + numbers] = block.T
+
+
+def _dots(rows: Any, columns: Any, *rest: Any) -> Any:
+    literals = (rows, columns)
+    if len(rest) != 10 or not all(isinstance(one, types.IntegerLiteral) for one in literals):
+        return None
+    if not all(is_float_array(rest[position]) for position in (0, 3, 6)):
+        return None
+    m, n = (one.literal_value for one in literals)
+
+    def emit(builder: Any, *arguments: Any) -> None:
+        a, a_at, a_row, b, b_at, b_row, c, c_at, c_row, depth = arguments[2:]
+        width = ir.Constant(I64, WIDTH)
+
+        def plus(base: Any, stride: Any, factor: int) -> Any:
+            return builder.add(base, builder.mul(stride, ir.Constant(I64, factor)))
+
+        def multiplied(read: Callable[[Any, Any], Any], sums: Sequence[Any]) -> list[Any]:
+            left = [read(a, plus(a_at, a_row, i)) for i in range(m)]
+            right = [read(b, plus(b_at, b_row, j)) for j in range(n)]
+            pairs = [(x, y) for x in left for y in right]
+            return [multiply_add_vectors(builder, *pair, one) for pair, one in zip(pairs, sums, strict=True)]
+
+        whole = builder.mul(builder.sdiv(depth, width), width)
+        rest_count = builder.sub(depth, whole)
+        before = builder.block
+        loop = builder.append_basic_block("dots.loop")
+        tail = builder.append_basic_block("dots.tail")
+        builder.cbranch(builder.icmp_signed(">", whole, ir.Constant(I64, 0)), loop, tail)
+        zero = constant_vector(F32, [0.0] * WIDTH)
+
+        builder.position_at_end(loop)
+        index = builder.phi(I64)
+        sums = [builder.phi(VECTOR) for _ in range(m * n)]
+        updated = multiplied(
+            lambda x, at: builder.load(vector_pointer(builder, x, builder.add(at, index)), align=4), sums
+        )
+        following = builder.add(index, width)
+        builder.cbranch(builder.icmp_signed("<", following, whole), loop, tail)
+        index.add_incoming(ir.Constant(I64, 0), before)
+        index.add_incoming(following, loop)
+        for total, value in zip(sums, updated, strict=True):
+            total.add_incoming(zero, before)
+            total.add_incoming(value, loop)
+
+        builder.position_at_end(tail)
+        totals = [builder.phi(VECTOR) for _ in range(m * n)]
+        for total, value in zip(totals, updated, strict=True):
+            total.add_incoming(zero, before)
+            total.add_incoming(value, loop)
+        # Past the whole lanes zeros are added, which changes nothing where there is no rest.
+        fill = ir.Constant(F32, 0.0)
+        totals = multiplied(
+            lambda x, at: emit_load_some(builder, x, builder.add(at, whole), rest_count, fill), totals
+        )
+        target = data_pointer(builder, c)
+        for i in range(m):
+            for j in range(n):
+                place = builder.add(plus(c_at, c_row, i), ir.Constant(I64, j))
+                builder.store(emit_sum(builder, totals[i * n + j]), builder.gep(target, [place]))
+
+    integers = (types.int64,) * 2
+    kinds = (*literals, rest[0], *integers, rest[3], *integers, rest[6], *integers, types.int64)
+    return types.void, kinds, emit
+
+
+@compiled_form(_dots, literals=True)
+def dots(
+    rows: Any,
+    columns: Any,
+    a: Any,
+    a_at: Any,
+    a_row: Any,
+    b: Any,
+    b_at: Any,
+    b_row: Any,
+    c: Any,
+    c_at: Any,
+    c_row: Any,
+    depth: Any,
+) -> None:
+    """C (rows, columns) = A (rows, depth) · B (columns, depth)ᵀ, rows of A and B contiguous.
+
+    Each element is 16 chains of multiply-adds, one a lane, added as a tree. Flat indices as in
+    `tile_product`; the first two arguments are literals.
+    """
+    flat_a, flat_b, flat_c = a.reshape(-1), b.reshape(-1), c.reshape(-1)
+    padded = -(-depth // WIDTH) * WIDTH
+    left, right = np.zeros((rows, 1, padded), np.float32), np.zeros((columns, padded), np.float32)
+    for i in range(rows):
+        left[i, 0, :depth] = flat_a[a_at + i * a_row : a_at + i * a_row + depth]
+    for j in range(columns):
+        right[j, :depth] = flat_b[b_at + j * b_row : b_at + j * b_row + depth]
+    total = np.zeros((rows, columns, WIDTH), np.float32)
+    for k in range(0, padded, WIDTH):
+        total = total + left[:, :, k : k + WIDTH] * right[:, k : k + WIDTH]
+    while total.shape[2] > 1:
+        half = total.shape[2] // 2
+        total = total[:, :, :half] + total[:, :, half:]
+    place = c_at + np.arange(rows)[:, None] * c_row + np.arange(columns)
+    flat_c[place] = total[:, :, 0]

@@ -12,8 +12,9 @@ from retrograd.gguf.formats import dequantise
 from retrograd.testing.quants import random_weights
 from retrograd_hookspecs import QuantMatrix
 from retrograd_plugins.kernels.cpu._decode import FORMATS
-from retrograd_plugins.kernels.cpu._gemm import WeightOps, Workspace
+from retrograd_plugins.kernels.cpu._gemm import WeightOps
 from retrograd_plugins.kernels.cpu._gemm_kernels import variant
+from retrograd_plugins.kernels.cpu._gemm_workspace import Workspace
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

@@ -19,10 +19,11 @@ from numba import cfunc
 from retrograd.gguf.formats import dequantise
 from retrograd.kernel_table import FrozenKernelTable
 from retrograd_hookspecs import BuildContext, DeviceInfo, KernelError, QuantMatrix
-from retrograd_plugins.kernels.cpu import _few, _few_drivers, _rows_sinks
+from retrograd_plugins.kernels.cpu import _rows_activations, _rows_product
 from retrograd_plugins.kernels.cpu._decode import FORMATS
-from retrograd_plugins.kernels.cpu._few import ROWS_FORMATS, UNPACK_SIGNATURE, FewOps, products_kind
-from retrograd_plugins.kernels.cpu._gemm import Workspace
+from retrograd_plugins.kernels.cpu._few import FewOps, products_kind
+from retrograd_plugins.kernels.cpu._gemm_workspace import Workspace
+from retrograd_plugins.kernels.cpu._rows import ROWS_FORMATS, UNPACK_SIGNATURE
 from retrograd_plugins.kernels.cpu._rows_sinks import (
     BLOCK,
     MADD_256,
@@ -130,8 +131,8 @@ def test_a_row_does_not_depend_on_the_others(
     name: str, columns: int, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bitwise rule: any number of rows, in any order, beside any others, over chunks of tokens."""
-    monkeypatch.setattr(_few, "CHUNK", 16)
-    monkeypatch.setattr(_few, "SERIAL_BYTES", 2000)
+    monkeypatch.setattr(_rows_product, "CHUNK", 16)
+    monkeypatch.setattr(_rows_product, "SERIAL_WORK", 1 << 17)
     most = 40
     weight = make_weight(name, 72, columns)
     ops = make_few(name, kind)
@@ -166,7 +167,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = few(make_few("Q5_0", KINDS[0], threads=1), x, weight)
     for threads in (2, 3, 7):
         np.testing.assert_array_equal(few(make_few("Q5_0", KINDS[0], threads), x, weight), expected)
-    monkeypatch.setattr(_few, "SERIAL_BYTES", 1 << 40)
+    monkeypatch.setattr(_rows_product, "SERIAL_WORK", 1 << 40)
     np.testing.assert_array_equal(few(make_few("Q5_0", KINDS[0]), x, weight), expected)
 
 
@@ -277,9 +278,9 @@ def records_of(x: Floats, bias: int, floats: bool) -> npt.NDArray[np.uint8]:
         for row in x:
             target = np.zeros(record, np.uint8)
             if floats:
-                _rows_sinks.copy_block(row[first : first + size], target)
+                _rows_activations.copy_block(row[first : first + size], target)
             else:
-                _rows_sinks.round_block(row[first : first + size], target, bias)
+                _rows_activations.round_block(row[first : first + size], target, bias)
             blocks.append(target)
     return np.concatenate(blocks)
 
@@ -317,7 +318,7 @@ def test_activations_are_rounded_to_even(bias: int) -> None:
         [normal(4, 64), np.arange(-64, 64, 0.5, dtype=np.float32).reshape(4, 64), np.zeros((1, 64))]
     )
     x = np.ascontiguousarray(x, np.float32)
-    convert: Any = cfunc(_few.CONVERT_SIGNATURE)(_few_drivers.round_tokens)
+    convert: Any = cfunc(_rows_product.CONVERT_SIGNATURE)(_rows_activations.round_tokens)
     found = np.zeros(len(x) * 2 * RECORD, np.uint8)
     convert.ctypes(x.ctypes.data, 64, len(x), 64, found.ctypes.data, bias)
     np.testing.assert_array_equal(found, records_of(x, bias, False))
@@ -381,14 +382,14 @@ def test_each_variant_offers_the_op(name: str) -> None:
 CACHED = """
 import numpy as np
 from tests.kernels.cpu_weights import *
-from retrograd_plugins.kernels.cpu import _few_drivers
+from retrograd_plugins.kernels.cpu import _rows_drivers
 from retrograd_plugins.kernels.cpu._few import FewOps
 ops = FewOps(make_ops("Q4_K", "portable"), {kind}, 2, Workspace())
 for rows in (16, 4096):
     weight = make_weight("Q4_K", rows, 256)
     ops.matmul_few(normal(3, 256), weight, np.empty((3, rows), np.float32))
-drivers = (_few_drivers.few_serial, _few_drivers.few_parallel)
-holders = (ops._convert, ops._unpack)
+drivers = (_rows_drivers.rows_serial, _rows_drivers.rows_parallel)
+holders = ops._product._compiled
 print(sum(sum(d.stats.cache_misses.values()) for d in drivers), sum(not h.cache_hits for h in holders))
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +22,12 @@ from ._gemm_drivers import (
     multiply_parallel,
 )
 from ._gemm_kernels import Variant
+from ._gemm_workspace import Floats, Workspace, check, round_up
+from ._rows import compiled_rows
+from ._rows_product import RowsProduct
+from ._rows_sinks import AMX, BLOCK, TILES
 from ._simd_features import jit_disabled
 
-Floats = npt.NDArray[np.float32]
 Step = tuple[Plan, npt.NDArray[np.int64]]
 """A plan, and the same as the array that drivers take."""
 
@@ -36,53 +39,13 @@ CHUNK_TOKENS = 128
 """Fewest tokens for which decoding a panel once more pays to keep all threads busy."""
 SERIAL_VALUES = 1 << 15
 """Activations up to this many are converted on the calling thread: a parallel region costs more."""
+PRODUCT_TOKENS = 64
+"""Up to this many tokens AMX multiplies tiles of weights as they are unpacked, with sums in registers."""
 GRADIENT_VALUES = 4 << 20
 """Output gradients are converted in parts of about this many values, to bound the scratch."""
 
 KEPT_PLANS = 4096
 """Plans kept for shapes seen before; a run has few, generation one a number of sequences."""
-
-
-def round_up(value: int, step: int) -> int:
-    """The next multiple of `step`."""
-    return -(-value // step) * step
-
-
-def _floats(count: int) -> Floats:
-    """Uninitialised float32 array that begins on a cache line."""
-    raw = np.empty(count + 16, np.float32)
-    start = (-raw.ctypes.data % 64) // 4
-    return raw[start : start + count]
-
-
-class Workspace:
-    """Scratch that the products of one run share; grows to the largest and stays.
-
-    `lock` is held during a product: two Python threads take turns.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.counter = np.zeros(8, np.int64)
-        self._scratch = _floats(0)
-        self._activations = _floats(0)
-
-    def scratch(self, count: int) -> Floats:
-        """At least `count` float32 for decoded and packed panels."""
-        if self._scratch.size < count:
-            self._scratch = _floats(count)
-        return self._scratch
-
-    def activations(self, count: int) -> Floats:
-        """At least `count` float32 for converted activations."""
-        if self._activations.size < count:
-            self._activations = _floats(count)
-        return self._activations
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self._scratch.nbytes + self._activations.nbytes
 
 
 class WeightOps:
@@ -100,7 +63,12 @@ class WeightOps:
         self._workspace = workspace
         self._variant: Variant | None = None
         self._decoder: Any = None
+        self._unpack: Any = None
+        self._product: RowsProduct | None = None
         self._plans: dict[tuple[str, int, int, int, bool], list[Step]] = {}
+        self._bytes: weakref.WeakKeyDictionary[QuantMatrix, npt.NDArray[np.uint8]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def matmul(self, x: Floats, w: QuantMatrix, out: Floats) -> None:
         """out (T, N) = x (T, K) · Wᵀ, float32.
@@ -112,13 +80,17 @@ class WeightOps:
         tokens, (rows, columns) = x.shape[0], w.shape
         check("x", x, (tokens, columns), w)
         check("out", out, (tokens, rows), w, written=True)
-        if tokens == 0:
+        if tokens == 0 or rows == 0:
+            return
+        kernels = self._kernels()
+        if self._product is not None and tokens <= PRODUCT_TOKENS and columns % BLOCK == 0:
+            self._product.multiply(x, data, rows, columns, out)
             return
         with self._workspace.lock:
-            kernels = self._kernels()
             [(plan, packed)] = self._steps("forward", tokens, w, False)
             a = self._convert(kernels, plan, x.reshape(-1), 0, columns)
             multiply_parallel(
+                entry(self._unpack) if plan.unpacked else entry(self._decoder),
                 entry(self._decoder),
                 entry(kernels.pack_rows),
                 entry(kernels.multiply),
@@ -190,10 +162,16 @@ class WeightOps:
         if self._variant is None:
             self._decoder = decoder(self.format)
             self._variant = self._load_variant()
+            if self._variant.tiles:
+                self._unpack = compiled_rows(self.format.name, TILES)
+                self._product = RowsProduct(self.format, AMX, self._threads, self._workspace)
         return self._variant
 
     def weight_bytes(self, w: QuantMatrix) -> npt.NDArray[np.uint8]:
         """The stored bytes as a read-only flat array; `KernelError` if they do not fit the format."""
+        known = self._bytes.get(w)
+        if known is not None:
+            return known
         layout = self.format
         blocks, rest = divmod(w.columns, layout.values)
         if rest or w.data.shape[1] != blocks * layout.bytes or w.data.dtype != np.uint8:
@@ -208,6 +186,7 @@ class WeightOps:
         if flat.flags.writeable:
             flat = flat.view()
             flat.flags.writeable = False
+        self._bytes[w] = flat
         return flat
 
     def _convert(self, kernels: Variant, plan: Plan, x: Floats, start: int, count: int) -> Floats:
@@ -243,7 +222,9 @@ class WeightOps:
         panel = max(panel, kernels.width)
         chunk = self._chunk(tokens, -(-w.rows // panel))
         depth = min(kernels.depth, round_up(w.columns, DECODED))
-        return self._layout(w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED)
+        layout = self._layout(w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED)
+        unpacked = self._unpack is not None and w.columns % BLOCK == 0
+        return attrs.evolve(layout, unpacked=int(unpacked))
 
     def _gradient_plans(self, tokens: int, w: QuantMatrix, accumulate: bool) -> list[Plan]:
         """Panels of weight columns, in whole blocks; one plan for each part of the weight's rows."""
@@ -304,20 +285,3 @@ class WeightOps:
 def entry(holder: Any) -> Any:
     """What a driver calls: the address of a compiled function, or without the JIT the function."""
     return holder if jit_disabled() else holder.address
-
-
-def check(
-    argument: str, array: Any, shape: tuple[int, int], w: QuantMatrix, *, written: bool = False
-) -> None:
-    """Raise `KernelError` unless `array` is float32, C-contiguous and of `shape`."""
-    if (
-        array.shape != shape
-        or array.dtype != np.float32
-        or not array.flags.c_contiguous
-        or (written and not array.flags.writeable)
-    ):
-        raise KernelError(
-            f"weight {w.name!r} {w.shape}: {argument} must be a C-contiguous"
-            f"{' writeable' if written else ''} float32 array of shape {shape}, not"
-            f" {array.dtype} {array.shape}{'' if array.flags.c_contiguous else ', not contiguous'}"
-        )

@@ -16,6 +16,7 @@ import numpy as np
 from retrograd_hookspecs import KernelError
 
 from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Variant, compiled
+from ._rows_sinks import TILE_BYTES
 from ._simd_features import usable_variants
 from ._simd_memory import peek, poke
 from ._simd_tiles import (
@@ -32,7 +33,6 @@ from ._simd_tiles import (
 )
 
 WIDTH = 32
-TILE_BYTES = 1024
 
 
 def tile_variant() -> Variant:
@@ -57,6 +57,7 @@ def tile_variant() -> Variant:
         weights_per_float=2,
         activation_step=1,
         depth=2048,
+        tiles=True,
     )
 
 

@@ -31,8 +31,9 @@ def weight_kernels(format_name: str, backend: Any) -> Sequence[KernelImpl]:
     """The ops for `format_name`, once for each instruction set that the backend allows."""
     from ._decode import FORMATS
     from ._few import FewOps, products_kind
-    from ._gemm import WeightOps, Workspace
+    from ._gemm import WeightOps
     from ._gemm_kernels import variant
+    from ._gemm_workspace import Workspace
 
     workspace = backend.shared("gemm.workspace", Workspace)
     kernels = []

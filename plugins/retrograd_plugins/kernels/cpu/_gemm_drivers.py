@@ -14,7 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
+from ._rows_sinks import TILE_BYTES
 from ._simd_memory import address, call, take_ticket
+from ._simd_rows import ROWS
+
+TILE_FLOATS = TILE_BYTES // 4
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +53,8 @@ class Plan:
     scratch_stride: int
     """float32 elements of scratch a thread."""
     threads: int
+    unpacked: int = 0
+    """1 if whole sub-panels are unpacked and packed in one go, 16 rows of the weight at a time."""
     first: int = 0
     """First row of the weight that this call reads (input gradients sum over rows)."""
     stop: int = 0
@@ -117,7 +123,16 @@ def convert_parallel(
 
 @njit(nogil=True, cache=True, parallel=True)
 def multiply_parallel(
-    decode: Any, pack: Any, multiply: Any, plan: Any, data: Any, a: Any, out: Any, scratch: Any, counter: Any
+    unpack: Any,
+    decode: Any,
+    pack: Any,
+    multiply: Any,
+    plan: Any,
+    data: Any,
+    a: Any,
+    out: Any,
+    scratch: Any,
+    counter: Any,
 ) -> None:
     """out (tokens, rows) = activations · Wᵀ; a task is a panel of weight rows for a chunk of tokens."""
     tokens, rows, columns, row_bytes = plan[0], plan[1], plan[2], plan[3]
@@ -125,7 +140,7 @@ def multiply_parallel(
     panel, chunk, depth, piece, width = plan[6], plan[7], plan[8], plan[9], plan[10]
     weights_per_float, a_stride, a_step = plan[11], plan[12], plan[13]
     sub_stride, panel_offset, spare_offset, scratch_stride = plan[15], plan[16], plan[17], plan[18]
-    threads = plan[19]
+    threads, unpacked = plan[19], plan[20]
     panels = (rows + panel - 1) // panel
     tasks = panels * ((tokens + chunk - 1) // chunk)
     counter[0] = 0
@@ -140,6 +155,19 @@ def multiply_parallel(
                 k_count = min(depth, columns - k0)
                 for n in range(0, n_count, width):
                     w_count = min(width, n_count - n)
+                    if unpacked and w_count == width:
+                        for half in range(0, width, ROWS):
+                            place = panel_offset + n // width * sub_stride + half // ROWS * TILE_FLOATS
+                            call(
+                                unpack,
+                                address(data, (n0 + n + half) * row_bytes + k0 // block_values * block_bytes),
+                                row_bytes,
+                                k_count // block_values,
+                                0,
+                                0,
+                                address(scratch, base + place),
+                            )
+                        continue
                     for p in range(0, k_count, piece):
                         p_count = min(piece, k_count - p)
                         call(
@@ -188,7 +216,7 @@ def multiply_gradient_parallel(
     panel, chunk, depth, piece, width = plan[6], plan[7], plan[8], plan[9], plan[10]
     weights_per_float, a_stride, a_step = plan[11], plan[12], plan[13]
     sub_stride, panel_offset, spare_offset, scratch_stride = plan[15], plan[16], plan[17], plan[18]
-    threads, first, stop, accumulate = plan[19], plan[20], plan[21], plan[22]
+    threads, first, stop, accumulate = plan[19], plan[21], plan[22], plan[23]
     panels = (columns + panel - 1) // panel
     tasks = panels * ((tokens + chunk - 1) // chunk)
     counter[0] = 0

@@ -9,7 +9,8 @@ import numpy.typing as npt
 from retrograd.gguf.formats import dequantise
 from retrograd_hookspecs import KernelError, ModelError, QuantMatrix
 
-from ._gemm import Floats, WeightOps
+from ._gemm import WeightOps
+from ._gemm_workspace import Floats
 
 
 class ExpandedOps:

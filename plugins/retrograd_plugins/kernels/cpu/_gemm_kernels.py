@@ -51,6 +51,8 @@ class Variant:
     """Twice the float32 elements of converted activations per step along the depth."""
     depth: int
     """Steps of the sum for which a panel is packed at once."""
+    tiles: bool = False
+    """True if packed columns are AMX tiles of bfloat16, which `_rows` can make of 16 rows of the weight."""
 
     def activation_stride(self, columns: int) -> int:
         """float32 elements a token takes once converted."""

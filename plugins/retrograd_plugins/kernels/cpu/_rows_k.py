@@ -32,6 +32,7 @@ def make_q2_k(kind: int) -> Rows:
                     word = (scales[0] if pair < 2 else scales[1]) >> (16 * (pair & 1))
                     add_block(
                         kind,
+                        3,
                         0,
                         left,
                         tokens,
@@ -69,6 +70,7 @@ def make_q3_k(kind: int) -> Rows:
                     shift = 4 * half + pair
                     add_block(
                         kind,
+                        7,
                         4,
                         left,
                         tokens,
@@ -105,6 +107,7 @@ def make_q4_k(kind: int) -> Rows:
                 for nibble in range(2):
                     add_block(
                         kind,
+                        15,
                         0,
                         left,
                         tokens,
@@ -141,6 +144,7 @@ def make_q5_k(kind: int) -> Rows:
                     sub = 2 * pair + nibble
                     add_block(
                         kind,
+                        31,
                         0,
                         left,
                         tokens,
@@ -179,6 +183,7 @@ def make_q6_k(kind: int) -> Rows:
                     second = fields(read_words(source, stride, low + 16), nibble, 0x0F0F0F0F)
                     add_block(
                         kind,
+                        63,
                         32,
                         left,
                         tokens,

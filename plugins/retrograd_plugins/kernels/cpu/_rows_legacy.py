@@ -126,7 +126,17 @@ def make_q4_0(kind: int) -> Rows:
             d = low_half(read_words(source, stride, p)[0])
             q = read_words(source, stride, p + 2)
             add_block(
-                kind, 8, left, tokens, sums, b, fields(q, 0, 0x0F0F0F0F), fields(q, 4, 0x0F0F0F0F), (d,), ()
+                kind,
+                15,
+                8,
+                left,
+                tokens,
+                sums,
+                b,
+                fields(q, 0, 0x0F0F0F0F),
+                fields(q, 4, 0x0F0F0F0F),
+                (d,),
+                (),
             )
 
     return q4_0
@@ -142,7 +152,7 @@ def make_q4_1(kind: int) -> Rows:
             head = read_words(source, stride, p)[0]
             q = read_words(source, stride, p + 4)
             low, high = fields(q, 0, 0x0F0F0F0F), fields(q, 4, 0x0F0F0F0F)
-            add_block(kind, 0, left, tokens, sums, b, low, high, (low_half(head),), (high_half(head),))
+            add_block(kind, 15, 0, left, tokens, sums, b, low, high, (low_half(head),), (high_half(head),))
 
     return q4_1
 
@@ -159,7 +169,7 @@ def make_q5_0(kind: int) -> Rows:
             q = read_words(source, stride, p + 6)
             low = with_bits(fields(q, 0, 0x0F0F0F0F), spread_bits(fifth, 0, 4), 0)
             high = with_bits(fields(q, 4, 0x0F0F0F0F), spread_bits(fifth, 16, 4), 0)
-            add_block(kind, 16, left, tokens, sums, b, low, high, (d,), ())
+            add_block(kind, 31, 16, left, tokens, sums, b, low, high, (d,), ())
 
     return q5_0
 
@@ -176,7 +186,9 @@ def make_q5_1(kind: int) -> Rows:
             q = read_words(source, stride, p + 8)
             low = with_bits(fields(q, 0, 0x0F0F0F0F), spread_bits(fifth, 0, 4), 0)
             high = with_bits(fields(q, 4, 0x0F0F0F0F), spread_bits(fifth, 16, 4), 0)
-            add_block(kind, 0, left, tokens, sums, b, low, high, (low_half(head[0]),), (high_half(head[0]),))
+            add_block(
+                kind, 31, 0, left, tokens, sums, b, low, high, (low_half(head[0]),), (high_half(head[0]),)
+            )
 
     return q5_1
 
@@ -191,7 +203,7 @@ def make_q8_0(kind: int) -> Rows:
             d = low_half(read_words(source, stride, p)[0])
             first = flipped(read_words(source, stride, p + 2), FLIP_SIGNS)
             second = flipped(read_words(source, stride, p + 18), FLIP_SIGNS)
-            add_block(kind, SIGNED_BIAS, left, tokens, sums, b, first, second, (d,), ())
+            add_block(kind, 255, SIGNED_BIAS, left, tokens, sums, b, first, second, (d,), ())
 
     return q8_0
 
@@ -206,7 +218,7 @@ def make_iq4_nl(kind: int) -> Rows:
             d = low_half(read_words(source, stride, p)[0])
             q = read_words(source, stride, p + 2)
             low, high = iq4_values(fields(q, 0, 0x0F0F0F0F)), iq4_values(fields(q, 4, 0x0F0F0F0F))
-            add_block(kind, SIGNED_BIAS, left, tokens, sums, b, low, high, (d,), ())
+            add_block(kind, 255, SIGNED_BIAS, left, tokens, sums, b, low, high, (d,), ())
 
     return iq4_nl
 
@@ -226,7 +238,7 @@ def make_iq4_xs(kind: int) -> Rows:
                 scale = d * to_floats((low_bits | (high_bits << 4)) - 32)
                 q = read_words(source, stride, p + 8 + 16 * sub)
                 low, high = iq4_values(fields(q, 0, 0x0F0F0F0F)), iq4_values(fields(q, 4, 0x0F0F0F0F))
-                add_block(kind, SIGNED_BIAS, left, tokens, sums, 8 * b + sub, low, high, (scale,), ())
+                add_block(kind, 255, SIGNED_BIAS, left, tokens, sums, 8 * b + sub, low, high, (scale,), ())
 
     return iq4_xs
 
@@ -241,6 +253,6 @@ def make_mxfp4(kind: int) -> Rows:
             d = exponents(read_words(source, stride, p)[0] & 255)
             q = read_words(source, stride, p + 1)
             low, high = e2m1_values(fields(q, 0, 0x0F0F0F0F)), e2m1_values(fields(q, 4, 0x0F0F0F0F))
-            add_block(kind, E2M1_BIAS, left, tokens, sums, b, low, high, (d,), ())
+            add_block(kind, 24, E2M1_BIAS, left, tokens, sums, b, low, high, (d,), ())
 
     return mxfp4

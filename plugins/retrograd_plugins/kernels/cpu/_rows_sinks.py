@@ -8,6 +8,8 @@ selects what these compile to:
   bit; the blocks are added in float32 in their order along the row.
 - TILES: the weights in float32, as ggml computes them, rounded to bfloat16 and stored as the right operand
   of AMX products.
+- AMX: the same tiles, multiplied with bfloat16 activations at once, while the next are unpacked; the sums
+  stay in tile registers 0 to 3.
 
 Source: Intel SDM, VPDPBUSD and VPMADDUBSW; rounding in blocks of 32 as ggml's Q8_0.
 """
@@ -38,9 +40,9 @@ from ._simd import (
     splat,
 )
 from ._simd_rows import Words, is_words, literals, unpack
-from ._simd_tiles import to_bfloats
+from ._simd_tiles import BFloatType
 
-VNNI_512, VNNI_256, MADD_256, TILES = range(4)
+VNNI_512, VNNI_256, MADD_256, TILES, AMX = range(5)
 
 BLOCK = 32
 """Activations that share a scale."""
@@ -54,19 +56,22 @@ FLOAT_BLOCK = 8
 """Float activations of a block of formats without quants."""
 FLOAT_RECORD = 4 * FLOAT_BLOCK
 TILE_BYTES = 1024
+MOST_TILES = 4
+"""Tiles of 16 tokens whose sums stay in registers."""
 STEP_BYTES = 2 * TILE_BYTES
 """A step of 32 along the depth of an AMX panel: two tiles."""
 
 Array = npt.NDArray[Any]
 
 
-def _place(builder: Any, base: Any, offset: int, kind: Any) -> Any:
+def place_of(builder: Any, base: Any, offset: int, kind: Any) -> Any:
+    """`base` + `offset` bytes as a pointer to `kind`."""
     address = builder.add(base, ir.Constant(I64, offset)) if offset else base
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def _broadcast(builder: Any, base: Any, offset: int, kind: Any) -> Any:
-    return splat(builder, builder.load(_place(builder, base, offset, kind), align=4))
+    return splat(builder, builder.load(place_of(builder, base, offset, kind), align=4))
 
 
 def _fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
@@ -191,64 +196,118 @@ def _emit_products(kind: int, bias: int) -> Callable[..., None]:
 
 def _store_pair(builder: Any, target: Any, pair: int, first: Any, second: Any) -> None:
     """Row `pair` of a right operand: two weights of each row, as bfloat16."""
-    joined = builder.shuffle_vector(first, second, constant_vector(I32, range(2 * WIDTH)))
-    narrow = to_bfloats(builder, joined)
+    # Written as one conversion and one shuffle: LLVM makes seven instructions of a `fptrunc`.
+    version = llvm.llvm_version_info[0]
+    kind = ir.VectorType(BFloatType() if version >= 16 else I16, 2 * WIDTH)
+    convert = function(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, [FLOATS.llvm] * 2)
+    narrow = builder.bitcast(builder.call(convert, [second, first]), ir.VectorType(I16, 2 * WIDTH))
     interleaved = constant_vector(I32, [lane // 2 + WIDTH * (lane % 2) for lane in range(2 * WIDTH)])
     row = builder.shuffle_vector(narrow, narrow, interleaved)
-    builder.store(row, _place(builder, target, 4 * WIDTH * pair, row.type), align=64)
+    builder.store(row, place_of(builder, target, 4 * WIDTH * pair, row.type), align=64)
 
 
-def _emit_tiles(bias: int) -> Callable[..., None]:
-    def emit(
-        builder: Any,
-        left: Any,
-        tokens: Any,
-        target: Any,
-        block: Any,
-        quants: list[Any],
-        scales: list[Any],
-        minima: list[Any],
-    ) -> None:
-        place = builder.add(target, builder.mul(block, ir.Constant(I64, STEP_BYTES)))
+def _converter(builder: Any, top: int, bias: int) -> Callable[[Any], Any]:
+    """Maps the lowest bytes of lanes, at most `top`, to float32 less `bias`; tables spare instructions."""
+    kind, index = FLOATS.llvm, INTS.llvm
 
-        def value(number: int) -> Any:
-            word = quants[number // 4]
-            shift = constant_vector(I32, [8 * (number % 4)] * WIDTH)
-            byte = builder.and_(builder.lshr(word, shift), constant_vector(I32, [255] * WIDTH))
-            if bias:
-                byte = builder.sub(byte, constant_vector(I32, [bias] * WIDTH))
-            group = number * len(scales) // BLOCK
-            scaled = builder.fmul(builder.sitofp(byte, FLOATS.llvm), scales[group])
-            return builder.fadd(scaled, minima[group]) if minima else scaled
+    def table(first: int) -> Any:
+        return constant_vector(F32, [float(first + i - bias) for i in range(WIDTH)])
 
-        for pair in range(BLOCK // 2):
-            _store_pair(builder, place, pair, value(2 * pair), value(2 * pair + 1))
+    if top < WIDTH:
+        one = function(builder, "llvm.x86.avx512.permvar.sf.512", kind, [kind, index])
+        return lambda word: builder.call(one, [table(0), word])
+    if top < 2 * WIDTH:
+        two = function(builder, "llvm.x86.avx512.vpermi2var.ps.512", kind, [kind, index, kind])
+        return lambda word: builder.call(two, [table(0), word, table(WIDTH)])
 
-    return emit
+    def convert(word: Any) -> Any:
+        byte = builder.and_(word, constant_vector(I32, [255] * WIDTH))
+        if bias:
+            byte = builder.sub(byte, constant_vector(I32, [bias] * WIDTH))
+        return builder.sitofp(byte, kind)
+
+    return convert
+
+
+def _store_block(
+    builder: Any, target: Any, top: int, bias: int, quants: list[Any], scales: list[Any], minima: list[Any]
+) -> None:
+    convert = _converter(builder, top, bias)
+
+    def value(number: int) -> Any:
+        shift = constant_vector(I32, [8 * (number % 4)] * WIDTH)
+        group = number * len(scales) // BLOCK
+        scaled = builder.fmul(convert(builder.lshr(quants[number // 4], shift)), scales[group])
+        return builder.fadd(scaled, minima[group]) if minima else scaled
+
+    for pair in range(BLOCK // 2):
+        _store_pair(builder, target, pair, value(2 * pair), value(2 * pair + 1))
+
+
+def _step_place(builder: Any, kind: int, target: Any, step: Any) -> Any:
+    """Where the tile of a step is stored; for AMX one of two places, as the last may still be read."""
+    if kind == AMX:
+        turn = builder.and_(step, ir.Constant(I64, 1))
+        return builder.add(target, builder.mul(turn, ir.Constant(I64, TILE_BYTES)))
+    return builder.add(target, builder.mul(step, ir.Constant(I64, STEP_BYTES)))
+
+
+def _multiply_tile(builder: Any, left: Any, tiles: Any, step: Any, place: Any) -> None:
+    """Add the products of a tile at `place` with 1 to 4 tiles of activations to registers 0 to 3."""
+    load = function(builder, "llvm.x86.tileloadd64", ir.VoidType(), [I8, I8.as_pointer(), I64])
+    multiply = function(builder, "llvm.x86.tdpbf16ps", ir.VoidType(), [I8] * 3)
+    pitch = ir.Constant(I64, 64)
+
+    def register(number: int) -> Any:
+        return ir.Constant(I8, number)
+
+    builder.call(load, [register(6), builder.inttoptr(place, I8.as_pointer()), pitch])
+    source = builder.add(left, builder.mul(builder.mul(step, tiles), ir.Constant(I64, TILE_BYTES)))
+    done = builder.append_basic_block("tiles_done")
+    for number in range(MOST_TILES):
+        operand = register(4 + number % 2)
+        address = builder.add(source, ir.Constant(I64, TILE_BYTES * number))
+        builder.call(load, [operand, builder.inttoptr(address, I8.as_pointer()), pitch])
+        builder.call(multiply, [register(number), operand, register(6)])
+        if number + 1 < MOST_TILES:
+            another = builder.append_basic_block("tile")
+            more = builder.icmp_signed(">", tiles, ir.Constant(I64, number + 1))
+            builder.cbranch(more, another, done)
+            builder.position_at_end(another)
+    builder.branch(done)
+    builder.position_at_end(done)
 
 
 def _block_typer(*args: Any) -> Any:
-    if len(args) != 10:
+    if len(args) != 11:
         return None
-    known = literals(*args[:2])
-    rows, groups = args[6:8], args[8:]
+    known = literals(*args[:3])
+    rows, groups = args[7:9], args[9:]
     if known is None or not all(is_words(one) and one.count == 4 for one in rows):
         return None
     if any(set(one) - {FLOATS} or len(one) not in (0, 1, 2) for one in groups):
         return None
-    kind, bias = known
-    sink = _emit_tiles(bias) if kind == TILES else _emit_products(kind, bias)
+    kind, top, bias = known
 
     def emit(builder: Any, *values: Any) -> None:
-        first, second, scales, minima = (unpack(builder, value) for value in values[6:])
-        sink(builder, *values[2:6], [*first, *second], scales, minima)
+        left, tokens, sums, block = values[3:7]
+        first, second, scales, minima = (unpack(builder, value) for value in values[7:])
+        if kind in (TILES, AMX):
+            place = _step_place(builder, kind, sums, block)
+            _store_block(builder, place, top, bias, [*first, *second], scales, minima)
+            if kind == AMX:
+                _multiply_tile(builder, left, tokens, block, place)
+        else:
+            products = _emit_products(kind, bias)
+            products(builder, left, tokens, sums, block, [*first, *second], scales, minima)
 
-    return types.void, (*args[:2], *[types.int64] * 4, *rows, *groups), emit
+    return types.void, (*args[:3], *[types.int64] * 4, *rows, *groups), emit
 
 
 @compiled_form(_block_typer, literals=True)
 def add_block(
     kind: int,
+    top: int,
     bias: int,
     left: Array,
     tokens: int,
@@ -261,11 +320,14 @@ def add_block(
 ) -> None:
     """Block `block` of 32 weights of 16 rows: w = scale·(q - bias) + minimum.
 
-    `first` and `second` hold the quants, unsigned bytes, at most 127 unless bias is SIGNED_BIAS. `scales` are
-    one or two float32 lanes, for all 32 or each 16; `minima` likewise, or empty; with minima bias is 0.
-    `left` is the address of records (block, token), made with the same bias, and `sums` that of float32
-    lanes, one a token, which are added to. For TILES `sums` is where step 0 of the tile is stored, and left
-    and tokens are not used.
+    `first` and `second` hold the quants, unsigned bytes up to `top`, which is at most 127 unless bias is
+    SIGNED_BIAS. `scales` are one or two float32 lanes, for all 32 or each 16; `minima` likewise, or empty;
+    with minima bias is 0. `left` is the address of records (block, token), made with the same bias, and
+    `sums` that of float32 lanes, one a token, which are added to.
+
+    For TILES `sums` is where step 0 of the tile is stored; left and tokens are not used. For AMX `left` are
+    tiles of activations (block, tile), `tokens` is the number of tiles, up to MOST_TILES, and `sums` room
+    for two tiles.
     """
     quants = np.concatenate(
         [np.ascontiguousarray(word).view(np.uint8).reshape(WIDTH, 4) for word in first + second], 1
@@ -294,13 +356,17 @@ def _floats_typer(*args: Any) -> Any:
 
     def emit(builder: Any, _: Any, left: Any, tokens: Any, sums: Any, block: Any, lanes: Any) -> None:
         weights = unpack(builder, lanes)
-        if known[0] == TILES:
-            offset = builder.mul(builder.udiv(block, ir.Constant(I64, 4)), ir.Constant(I64, STEP_BYTES))
-            within = builder.and_(block, ir.Constant(I64, 3))
-            offset = builder.add(offset, builder.mul(within, ir.Constant(I64, 16 * WIDTH)))
-            place = builder.add(sums, offset)
+        if known[0] in (TILES, AMX):
+            step = builder.udiv(block, ir.Constant(I64, BLOCK // FLOAT_BLOCK))
+            within = builder.and_(block, ir.Constant(I64, BLOCK // FLOAT_BLOCK - 1))
+            tile = _step_place(builder, known[0], sums, step)
+            place = builder.add(tile, builder.mul(within, ir.Constant(I64, 16 * WIDTH)))
             for pair in range(FLOAT_BLOCK // 2):
                 _store_pair(builder, place, pair, *weights[2 * pair : 2 * pair + 2])
+            if known[0] == AMX:
+                last = ir.Constant(I64, BLOCK // FLOAT_BLOCK - 1)
+                with builder.if_then(builder.icmp_signed("==", within, last)):
+                    _multiply_tile(builder, left, tokens, step, tile)
             return
 
         def body(record: Any, total: Any) -> Any:
@@ -323,86 +389,3 @@ def add_floats(
         values = records[token * FLOAT_RECORD : (token + 1) * FLOAT_RECORD].view(np.float32)
         for weight, value in zip(weights, values, strict=True):
             sums[token * WIDTH : (token + 1) * WIDTH] += weight * value
-
-
-# Activations.
-
-_ROUND = 12582912.0
-"""1.5 · 2^23: added to a small float32 it rounds to an integer, half to even, found in the low bits."""
-_SMALLEST = 2.0**-100
-
-
-def _emit_round(builder: Any, source: Any, target: Any, bias: Any) -> None:
-    def lanes(offset: int) -> Any:
-        return builder.load(_place(builder, source, offset, FLOATS.llvm), align=4)
-
-    def floats(value: float) -> Any:
-        return constant_vector(F32, [value] * WIDTH)
-
-    def integers(value: int) -> Any:
-        return constant_vector(I32, [value] * WIDTH)
-
-    def reduced(name: str, value: Any) -> Any:
-        reduce = function(builder, f"llvm.vector.reduce.{name}.v{WIDTH}i32", I32, [INTS.llvm])
-        return builder.call(reduce, [value])
-
-    values = [lanes(0), lanes(4 * WIDTH)]
-    # Sizes are compared as integers, where NaN is the largest: it makes the scale NaN, and so the result.
-    sizes = [builder.and_(builder.bitcast(one, INTS.llvm), integers(0x7FFFFFFF)) for one in values]
-    larger = builder.select(builder.icmp_signed(">", *sizes), *sizes)
-    largest = builder.bitcast(reduced("smax", larger), F32)
-    steps = ir.Constant(F32, 127.0)
-    usable = builder.fcmp_unordered(">", largest, ir.Constant(F32, _SMALLEST))
-    zero = ir.Constant(F32, 0.0)
-    scale = builder.select(usable, builder.fdiv(largest, steps), zero)
-    inverse = splat(builder, builder.select(usable, builder.fdiv(steps, largest), zero))
-    sums = []
-    for number, one in enumerate(values):
-        shifted = builder.bitcast(builder.fadd(builder.fmul(one, inverse), floats(_ROUND)), INTS.llvm)
-        octets = builder.trunc(shifted, ir.VectorType(I8, WIDTH))
-        builder.store(octets, _place(builder, target, WIDTH * number, octets.type), align=4)
-        whole = builder.sub(shifted, builder.bitcast(floats(_ROUND), INTS.llvm))
-        sums.append(reduced("add", whole))
-    builder.store(scale, _place(builder, target, SCALE_AT, F32), align=4)
-    negative = builder.sub(ir.Constant(I32, 0), builder.trunc(bias, I32))
-    plain = builder.icmp_signed("==", negative, ir.Constant(I32, 0))
-    for number, total in enumerate([builder.add(*sums), *sums]):
-        as_float = builder.bitcast(builder.sitofp(total, F32), I32)
-        stored = builder.select(plain, as_float, builder.mul(negative, total))
-        builder.store(stored, _place(builder, target, SUM_AT + 4 * number, I32), align=4)
-
-
-@compiled_form(
-    lambda *args: (types.void, (types.int64,) * 3, _emit_round) if len(args) == 3 else None,
-)
-def round_block(source: Array, target: Array, bias: int) -> None:
-    """Round 32 float32 at `source` to a record at `target`: x = scale·q, q from -127 to 127.
-
-    The scale is the largest size / 127. The three sums of q are stored as float32, or with a bias as
-    int32, times -bias. Blocks with nothing above 2^-100 count as zero; not-a-number and infinity make the
-    scale so.
-    """
-    values = source[:BLOCK]
-    largest = np.abs(values).max()
-    usable = not largest <= np.float32(_SMALLEST)
-    with np.errstate(all="ignore"):
-        scale = largest / np.float32(127) if usable else np.float32(0)
-        inverse = np.float32(127) / largest if usable else np.float32(0)
-        q = np.nan_to_num(np.rint(values * inverse)).astype(np.int32)
-    target[:BLOCK] = q.astype(np.int8).view(np.uint8)
-    target[SCALE_AT:SUM_AT] = np.array([scale], np.float32).view(np.uint8)
-    sums = np.array([q.sum(), q[:16].sum(), q[16:].sum()])
-    stored = (-bias * sums).astype(np.int32) if bias else sums.astype(np.float32)
-    target[SUM_AT:RECORD] = stored.view(np.uint8)
-
-
-def _emit_copy(builder: Any, source: Any, target: Any) -> None:
-    kind = ir.VectorType(F32, FLOAT_BLOCK)
-    values = builder.load(_place(builder, source, 0, kind), align=4)
-    builder.store(values, _place(builder, target, 0, kind), align=4)
-
-
-@compiled_form(lambda *args: (types.void, (types.int64,) * 2, _emit_copy) if len(args) == 2 else None)
-def copy_block(source: Array, target: Array) -> None:
-    """Copy 8 float32 at `source` to a record at `target`."""
-    target[:FLOAT_RECORD] = source[:FLOAT_BLOCK].view(np.uint8)

@@ -17,9 +17,10 @@ from ._gemm_component import SOURCE
 def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
     """The ops on the preferred instruction set that the backend allows."""
     from ._decode import FORMATS
-    from ._gemm import WeightOps, Workspace
+    from ._gemm import WeightOps
     from ._gemm_expanded import ExpandedOps
     from ._gemm_kernels import variant
+    from ._gemm_workspace import Workspace
 
     backend = context.service("backend")
     name = backend.variants[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams
+from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams, Tokenizer
 
 from .assembly import Assembly, assemble
 from .config import Document
@@ -68,9 +68,13 @@ def answer(
         if on_text is not None and text:
             on_text(text)
 
+    previous = int(prompt[-1]) if len(prompt) else None
+
     def on_token(number: int, token: int, logp: float) -> None:
+        nonlocal previous
         if token not in tokenizer.stop_ids:
-            emit(decoder.decode(tokenizer.decode_bytes([token])))
+            emit(decoder.decode(_bytes_behind(tokenizer, previous, token)))
+        previous = token
 
     generator = Generator(
         model=services.get("model"),
@@ -81,6 +85,14 @@ def answer(
     generator.generate([request], on_token)
     emit(decoder.decode(b"", final=True))
     return "".join(pieces)
+
+
+def _bytes_behind(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes:
+    """The bytes of a token in the midst of a text: decoded alone, the first token of a text may lose the
+    space that SentencePiece puts before texts."""
+    if previous is None:
+        return tokenizer.decode_bytes([token])
+    return tokenizer.decode_bytes([previous, token])[len(tokenizer.decode_bytes([previous])) :]
 
 
 def encoder_of(assembly: Assembly, variables: Mapping[str, Any] | None = None) -> ConversationEncoder:

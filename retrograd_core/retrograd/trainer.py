@@ -22,7 +22,15 @@ from typing import Any, Self
 import attrs
 import numpy as np
 
-from retrograd_hookspecs import Message, RetrogradError, SamplingParams, StepReport, hookimpl
+from retrograd_hookspecs import (
+    ConfigError,
+    Message,
+    Problem,
+    RetrogradError,
+    SamplingParams,
+    StepReport,
+    hookimpl,
+)
 
 from .assembly import assemble
 from .config import Document, TrainingConfig
@@ -43,7 +51,7 @@ class Trainer:
         lora: `retrograd.LoraConfig`; its defaults if left out.
         training: `retrograd.TrainingConfig`.
         device: "auto", "cpu", "gpu" or the name of a backend.
-        tables: further tables, as the TOML has them: `{"optimizer": {"lion": {"beta1": 0.95}}}`.
+        tables: further tables and keys, as the TOML has them: `{"optimizer": {"lion": {"beta1": 0.95}}}`.
         reporter: where messages and progress go; by default nowhere.
 
     Raises: `ConfigError`, `ModelError`, `PluginError` as `retrograd train` does.
@@ -59,16 +67,20 @@ class Trainer:
         tables: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        self._values: dict[str, Any] = {
-            "model": {"path": str(model), "device": device},
-            "training": to_table(training, defaults=False) if training is not None else {},
-            "lora": to_table(lora, defaults=False) if lora is not None else {},
-            **(tables or {}),
-        }
+        self._values: dict[str, Any] = _joined(
+            {
+                "model": {"path": str(model), "device": device},
+                "training": to_table(training, defaults=False) if training is not None else {},
+                "lora": to_table(lora, defaults=False) if lora is not None else {},
+            },
+            tables or {},
+        )
         self._reporter = reporter or SilentReporter()
         self._directory = tempfile.TemporaryDirectory(prefix="retrograd-")
         self._closed = False
-        self._assembly = assemble(Document.from_values(self._values), algorithm=False)
+        # `fit` completes [evaluation] with the data.
+        values = {table: keys for table, keys in self._values.items() if table != "evaluation"}
+        self._assembly = assemble(Document.from_values(values), algorithm=False)
         self._assembly.services.get("engine")
 
     def __enter__(self) -> Self:
@@ -121,10 +133,11 @@ class Trainer:
     def score(self, prompt: str, completion: str) -> float:
         """Sum of log p of the completion's tokens after the prompt, in nats."""
         from .engine import TrainingSequence
+        from .token_pieces import PieceEncoder
 
         tokenizer = self._service("tokenizer")
         before = tokenizer.encode(prompt, special=True, bos=True)
-        after = tokenizer.encode(completion)
+        after = PieceEncoder(tokenizer).turn(completion, before)
         if not before or not after:
             raise ValueError("prompt and completion must each have at least one token")
         tokens = np.array([*before, *after], np.int32)
@@ -144,7 +157,8 @@ class Trainer:
         template_variables: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> str:
-        """The model's next turn: `messages` as OpenAI's API has them, or one user message as text."""
+        """The model's next turn. `messages`: fields of `retrograd_hookspecs.Message` (`role`, `content`), or
+        one user message as text. `sampling`: fields of `retrograd_hookspecs.SamplingParams`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         from .conversation import Conversation, ConversationEncoder
@@ -168,12 +182,9 @@ class Trainer:
     ) -> RunResult:
         self._require_open()
         output = Path(self._directory.name) / "adapter.gguf"
-        values = {
-            **self._values,
-            "run": {"algorithm": algorithm},
-            "output": {"path": str(output)},
-            **tables,
-        }
+        values = _joined(
+            self._values, {"run": {"algorithm": algorithm}, "output": {"path": str(output)}, **tables}
+        )
         assembly = assemble(Document.from_values(values))
         for name, part in self._assembly.services.built():
             assembly.services.provide(name, part)
@@ -197,6 +208,25 @@ class Trainer:
             for record in data:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         return str(path)
+
+
+def _joined(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with the keys of both. Raises `ConfigError` for a key that is in both."""
+    joined = dict(values)
+    for table, keys in more.items():
+        given = joined.get(table, {})
+        if not isinstance(keys, Mapping) or not isinstance(given, Mapping):
+            joined[table] = keys
+            continue
+        twice = [
+            Problem(where="Trainer(...)", key=f"{table}.{key}", message="is given twice")
+            for key in given
+            if key in keys
+        ]
+        if twice:
+            raise ConfigError(twice)
+        joined[table] = {**given, **keys}
+    return joined
 
 
 @attrs.frozen

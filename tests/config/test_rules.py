@@ -292,3 +292,14 @@ def test_conditional_keys_exist() -> None:
 def test_keys_that_the_run_reads_may_be_set(parse: Parse) -> None:
     text = BASE + "[training]\nepochs = 2\nchunked_ce_tiles = 4\ngradient_checkpointing = true\n"
     assert problems(parse, text + "checkpoint_dtype = 'bf16'\ncheckpoint_every_n_layers = 2\n") == []
+
+
+def test_a_command_that_trains_nothing_leaves_tables_of_training_alone(parse: Parse) -> None:
+    """`chat` reads the run's file, whose optimizer and sinks it does not select."""
+    tables = (
+        "[optimizer.adamw]\nbeta2 = 0.9\n[lr_scheduler.x]\n[loss.focal]\ngamma = 2\n[sink.csv]\npath = 'm'\n"
+    )
+    shared = read_shared(parse(BASE + tables))
+    assert check_rules(shared, RunShape.of([("trainables", LORA)])) == []
+    stray = check_rules(shared, RunShape.of([("algorithms", SFT), ("trainables", LORA)]))
+    assert len(stray) >= 4

@@ -93,6 +93,8 @@ def _stray_named_table(shared: SharedSections, shape: RunShape, path: KeyPath) -
         return
     if table == "plugin":
         return  # such a table selects its plugin; that it is not installed is said where plugins are found
+    if not chosen and not shape.algorithm:
+        return  # a command that trains nothing selects no component of this kind
     used = " and ".join(quote(name) for name in chosen) or f"no {named.singular} with options"
     yield _section_problem(
         shared,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Mapping
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 import attrs
 
@@ -52,11 +54,53 @@ class SilentReporter:
         pass
 
 
+class _Steadfast:
+    """A text stream that takes everything: whoever reads the messages of a run (a terminal, `| head`, a log
+    on a full disk) may go away without ending the run."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            _abandon(self._stream)
+        except (OSError, ValueError):
+            pass  # a closed file is a ValueError
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            _abandon(self._stream)
+        except (OSError, ValueError):
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _abandon(stream: IO[str]) -> None:
+    """Let a stream whose reader is gone write to nowhere: what it still holds must not fail at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def _steadfast(stream: IO[str]) -> IO[str]:
+    return cast(IO[str], _Steadfast(stream))
+
+
 class PlainReporter:
     """One line a step, at most one every `interval` seconds; the first and last step always."""
 
     def __init__(self, stream: IO[str], interval: float = 2.0) -> None:
-        self._stream = stream
+        self._stream = _steadfast(stream)
         self._interval = interval
         self._last = float("-inf")
 
@@ -88,7 +132,7 @@ class BarReporter:
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[line]}"),
-            console=Console(file=stream),
+            console=Console(file=_steadfast(stream)),
             transient=False,
         )
         self._task: Any = None

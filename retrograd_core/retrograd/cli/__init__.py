@@ -78,10 +78,6 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`retrograd … | head`): nothing is wrong.
-        sys.stderr.close()
-        return 0
     except Exception as error:
         from retrograd_hookspecs import RetrogradError
 

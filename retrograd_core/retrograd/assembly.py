@@ -70,14 +70,14 @@ class Assembly:
         return _by_table(self.chosen)
 
     def settings(self) -> dict[str, Any]:
-        """Every value of the run by dotted key, defaults included, input files left out."""
+        """Every value of the run by dotted key, defaults included; input files and secrets left out."""
         tables = {name: getattr(self.config, name) for name in SHARED_SECTIONS}
         given = {name: config for name, config in (tables | self.components()).items() if config is not None}
         inputs = set(input_keys({name: type(config) for name, config in given.items()}))
         return {
             f"{name}.{key}": value
             for name, config in given.items()
-            for key, value in to_table(config).items()
+            for key, value in to_table(config, secrets=False).items()
             if f"{name}.{key}" not in inputs
         }
 
@@ -146,7 +146,7 @@ def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
                 problems += check_component(item.table_kind, item.component, item.config, config)
     problems += file_problems(shared, _by_table(chosen), algorithm=algorithm)
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
-    session.hook.retrograd_configure(config=config)
+    session.call("retrograd_configure", config=config)
     return _parts(document, config, session, chosen)
 
 
@@ -265,7 +265,7 @@ class _Chooser:
 def backend_name(session: PluginSession, device: str) -> str:
     """The backend for `model.device`: what a hook selects, a GPU's if there is one, else "cpu"."""
     available = session.catalogue.names("backends")
-    chosen = session.hook.retrograd_select_backend(device=device, available=available)
+    chosen = session.call("retrograd_select_backend", device=device, available=available)
     if chosen:
         return str(chosen)
     if device == "auto":

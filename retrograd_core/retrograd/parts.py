@@ -79,11 +79,10 @@ class _Parts:
         impls: list[KernelImpl] = []
         for registered in self._session.components("kernels", prefix=f"{backend.name}."):
             impls += self._assembly.build("kernels", registered.component.name)
-        hook = self._session.hook
 
         def select(op: str, format: str, candidates: Sequence[KernelImpl]) -> KernelImpl | None:
-            chosen: KernelImpl | None = hook.retrograd_select_kernel(
-                op=op, format=format, candidates=candidates
+            chosen: KernelImpl | None = self._session.call(
+                "retrograd_select_kernel", op=op, format=format, candidates=candidates
             )
             return chosen
 
@@ -100,7 +99,7 @@ class _Parts:
 
     def tokenizer(self, services: Services) -> Any:
         file = services.get("model_file")
-        name = self._session.hook.retrograd_select_tokenizer(metadata=file.metadata)
+        name = self._session.call("retrograd_select_tokenizer", metadata=file.metadata)
         name = name or file.metadata.get("tokenizer.ggml.model", "")
         if not self._session.has("tokenizers", name):
             unknown = self._session.catalogue.unknown("tokenizers", name)
@@ -121,7 +120,7 @@ class _Parts:
         from .tool_prompt import probe_template
 
         template = services.get("template")
-        name = self._session.hook.retrograd_select_chat_format(template=template.source)
+        name = self._session.call("retrograd_select_chat_format", template=template.source)
         if not name and not probe_template(template).tools:
             name = FALLBACK_FORMAT
         if name:

@@ -20,7 +20,6 @@ from retrograd_hookspecs import (
     CheckpointError,
     DataError,
     EvaluationReport,
-    PluginError,
     Problem,
     RetrogradError,
     StepReport,
@@ -155,7 +154,7 @@ class Run:
 
     def _finish(self, error: BaseException | None) -> None:
         try:
-            self._call("retrograd_run_finished", run=self, error=error)
+            self._session.call("retrograd_run_finished", run=self, error=error)
         except RetrogradError as failure:
             if error is None:
                 raise
@@ -169,7 +168,7 @@ class Run:
         update = self._make_update(total)
         if resume is not None:
             self._load(resume)
-        self._call("retrograd_run_started", run=self)
+        self._session.call("retrograd_run_started", run=self)
         if self.progress.step == 0:
             self._first_evaluation = self._evaluate("before training")
         outcome = "finished"
@@ -232,7 +231,7 @@ class Run:
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (up to step"
                 f" {report.step}); the weights are those before them. Lower training.lr, or check the data"
             )
-        self._call("retrograd_step_finished", run=self, report=report)
+        self._session.call("retrograd_step_finished", run=self, report=report)
 
     def _evaluate_if_due(self, report: StepReport) -> bool:
         """Evaluate at a boundary that is due; True if patience has run out."""
@@ -280,7 +279,7 @@ class Run:
             metrics = {**evaluation.metrics, "timing/evaluation_seconds": time.monotonic() - started}
             self._sinks.write(self.progress.step, metrics)
             self._reporter.evaluated(evaluation, label)
-            self._call("retrograd_evaluated", run=self, report=evaluation)
+            self._session.call("retrograd_evaluated", run=self, report=evaluation)
         return evaluation
 
     def _final_evaluation(self) -> EvaluationReport | None:
@@ -332,7 +331,7 @@ class Run:
             tensors=tensors,
         )
         path = self._store().save(name, checkpoint, adapter=self.trainable.save)
-        self._call("retrograd_checkpoint_saved", run=self, path=path)
+        self._session.call("retrograd_checkpoint_saved", run=self, path=path)
         return path
 
     def _load(self, path: Path) -> None:
@@ -352,15 +351,6 @@ class Run:
         self.algorithm.load(checkpoint.state["algorithm"])
         self._sinks.resume(self.progress.step)
         self._reporter.message(f"resumed from {path} after step {self.progress.step}")
-
-    def _call(self, name: str, **arguments: Any) -> None:
-        """A lifecycle hook; an exception of a plugin ends the run and names the hook."""
-        try:
-            getattr(self.hook, name)(**arguments)
-        except RetrogradError:
-            raise
-        except Exception as error:
-            raise PluginError(f"{name}: a hook raised {type(error).__name__}: {error}") from error
 
 
 def _step_name(step: int) -> str:

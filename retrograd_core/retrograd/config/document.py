@@ -37,7 +37,7 @@ class Document:
     values: Mapping[str, Any]
     origins: Mapping[KeyPath, Origin]
     overrides: tuple[str, ...] = ()
-    """What was set over the file, for the record: `--set training.lr=1e-4`."""
+    """What was set over the file, for the record: `--set training.lr`."""
 
     @classmethod
     def from_values(
@@ -110,11 +110,13 @@ class Document:
         VALUE is read as TOML; what is not TOML is a string, so `--set training.optimizer=sgd` needs
         no quotes. A number in KEY is an index into an array.
 
+        Messages and `overrides` name KEY alone: VALUE may be a secret.
+
         Raises:
             ConfigError: there is no `=`, KEY is not a dotted key, or a parent of it is not a table.
         """
-        where = f"--set {assignment}"
         name, separator, text = assignment.partition("=")
+        where = f"--set {name.strip()}"
         path = _parse_dotted(name.strip())
         if not separator or path is None:
             raise ConfigError(

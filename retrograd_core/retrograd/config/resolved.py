@@ -19,16 +19,18 @@ from .run_config import RunConfig
 from .sections import SHARED_SECTIONS
 
 
-def to_table(config: Any, *, defaults: bool = True) -> dict[str, Any]:
+def to_table(config: Any, *, defaults: bool = True, secrets: bool = True) -> dict[str, Any]:
     """The TOML values of a configuration object: no None, paths as strings, tuples as lists.
 
-    Without `defaults`, keys that have their default are left out, as a user would leave them out.
-    Keys that may hold a secret are included: this is for values that stay in memory.
+    Without `defaults`, keys that have their default are left out, as a user would leave them out. Without
+    `secrets`, keys that may hold one are: for values that do not stay in memory.
     """
     return {
-        key.name: _plain(value, defaults)
+        key.name: _plain(value, defaults, secrets)
         for key, value in _items(config)
-        if value is not None and (defaults or key.required or value != key.default)
+        if value is not None
+        and (defaults or key.required or value != key.default)
+        and (secrets or not key.info.secret)
     }
 
 
@@ -99,7 +101,7 @@ def _table(name: str, config: Any) -> list[str]:
                 below += _table(f"{name}.{label}", element)
                 below[below.index(f"[{name}.{label}]")] = f"[[{name}.{label}]]"
         else:
-            own.append(f"{label} = {_toml(_plain(value, True))}")
+            own.append(f"{label} = {_toml(_plain(value, True, False))}")
     return ["", f"[{name}]", *own, *below]
 
 
@@ -107,13 +109,15 @@ def _items(config: Any) -> Iterable[tuple[ConfigKey, Any]]:
     return [(key, getattr(config, key.name)) for key in keys_of(type(config))]
 
 
-def _plain(value: Any, defaults: bool) -> Any:
+def _plain(value: Any, defaults: bool, secrets: bool) -> Any:
     if attrs.has(type(value)):
-        return to_table(value, defaults=defaults)
+        return to_table(value, defaults=defaults, secrets=secrets)
     if isinstance(value, Mapping):
-        return {name: _plain(element, defaults) for name, element in value.items() if element is not None}
+        return {
+            name: _plain(element, defaults, secrets) for name, element in value.items() if element is not None
+        }
     if isinstance(value, list | tuple):
-        return [_plain(element, defaults) for element in value]
+        return [_plain(element, defaults, secrets) for element in value]
     return str(value) if isinstance(value, Path) else value
 
 

@@ -24,6 +24,7 @@ from retrograd_hookspecs import (
     LifecycleHooks,
     PluginError,
     RegistrationHooks,
+    RetrogradError,
     SelectionHooks,
 )
 
@@ -60,8 +61,18 @@ class PluginSession:
 
     @property
     def hook(self) -> Any:
-        """Caller of lifecycle and selection hooks."""
+        """Caller of lifecycle and selection hooks; what a plugin raises comes through as it is."""
         return self._manager.hook
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Call a lifecycle or selection hook. An exception of a plugin, unless it is of retrograd's own tree,
+        becomes a `PluginError` that names the hook."""
+        try:
+            return getattr(self._manager.hook, hook)(**arguments)
+        except RetrogradError:
+            raise
+        except Exception as error:
+            raise PluginError(f"{hook}: a hook raised {type(error).__name__}: {error}") from error
 
     def component(self, kind: str, name: str) -> Registered:
         """The component `name` of `kind`, loading its module on first use.
@@ -117,6 +128,8 @@ class PluginSession:
         """Register a module or object of hook implementations and collect its components."""
         if self._frozen:
             raise PluginError(f"the run is assembled; {name} can no longer be registered")
+        if self._manager.has_plugin(name):
+            raise PluginError(f"{name} is registered already: name it once")
         self._manager.register(plugin, name=name)
         try:
             self._manager.check_pending()

@@ -1,0 +1,134 @@
+"""From a document to the parts of a run: what hooks choose and refuse, and what is remembered of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retrograd.assembly import Assembly, assemble
+from retrograd.config import Document
+from retrograd.errors import ConfigError, PluginError
+
+MakeModel = Callable[..., Path]
+HEAD = "import attrs\nfrom retrograd_hookspecs import Component, ConfigError, NoConfig, hookimpl, key\n\n\n"
+
+
+@pytest.fixture
+def local(tmp_path: Path, tiny_model: MakeModel) -> Callable[..., Assembly]:
+    """The assembly of a run with a file of hooks."""
+
+    def make(code: str, *, algorithm: bool = False, **tables: Mapping[str, Any]) -> Assembly:
+        (tmp_path / "hooks.py").write_text(HEAD + code)
+        (tmp_path / "train.jsonl").write_text("")
+        values: dict[str, Any] = {
+            "model": {"path": str(tiny_model()), "device": "reference"},
+            "plugins": {"load": ["hooks.py"]},
+            **tables,
+        }
+        if algorithm:
+            values |= {"run": {"algorithm": "sft"}, "sft": {"data": "train.jsonl"}, "lora": {}}
+            values["output"] = {"path": "a.gguf"}
+        return assemble(Document.from_values(values, base_dir=tmp_path), algorithm=algorithm)
+
+    return make
+
+
+def test_configure_sees_the_configuration_and_may_refuse_it(local: Callable[..., Assembly]) -> None:
+    code = (
+        "@hookimpl\n"
+        "def retrograd_configure(config):\n"
+        "    if config.training.lr > 1:\n"
+        "        raise ConfigError(f'lr = {config.training.lr} is above 1')\n"
+    )
+    local(code, training={"lr": 0.5})
+    with pytest.raises(ConfigError, match=r"lr = 2\.0 is above 1"):
+        local(code, training={"lr": 2.0})
+
+
+def test_a_hook_that_fails_is_named(local: Callable[..., Assembly]) -> None:
+    with pytest.raises(PluginError, match="retrograd_configure: a hook raised KeyError: 'boom'"):
+        local("@hookimpl\ndef retrograd_configure(config):\n    raise KeyError('boom')\n")
+    with pytest.raises(PluginError, match="retrograd_select_backend: a hook raised ZeroDivisionError"):
+        local("@hookimpl\ndef retrograd_select_backend(device, available):\n    return 1 // 0\n")
+
+
+def test_a_hook_chooses_the_backend(local: Callable[..., Assembly], tiny_model: MakeModel) -> None:
+    code = (
+        "@hookimpl\n"
+        "def retrograd_select_backend(device, available):\n"
+        "    return 'reference' if device == 'abacus' and 'reference' in available else None\n"
+    )
+    device = {"path": str(tiny_model()), "device": "abacus"}
+    assert local(code, model=device).services.get("backend").name == "reference"
+
+
+def test_a_hook_chooses_a_kernel(local: Callable[..., Assembly]) -> None:
+    """It is asked for each op and format with every candidate, and None leaves the choice as it is."""
+    code = (
+        "import attrs\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_select_kernel(op, format, candidates):\n"
+        "    if op == 'matmul' and format == 'F32':\n"
+        "        return attrs.evolve(candidates[0], variant='mine')\n"
+    )
+    kernels = local(code).services.get("kernels")
+    assert kernels.serving("matmul", "F32").variant == "mine"
+    assert kernels.serving("matmul", "Q8_0").variant == "reference"
+
+
+def test_hooks_choose_tokenizer_and_chat_format(local: Callable[..., Assembly]) -> None:
+    code = (
+        "@hookimpl\n"
+        "def retrograd_select_tokenizer(metadata):\n"
+        "    return 'mine' if metadata['tokenizer.ggml.model'] == 'gpt2' else None\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_tokenizers():\n"
+        "    build = lambda config, context: 'my tokenizer'\n"
+        "    return [Component(name='mine', config=NoConfig, build=build, summary='')]\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_select_chat_format(template):\n"
+        "    return 'granite' if 'im_start' in template else None\n"
+    )
+    assert local(code).services.get("tokenizer") == "my tokenizer"
+    only_format = code.replace("return 'mine' if", "return None if")
+    assert local(only_format).services.get("chat_format").name == "granite"
+
+
+def test_a_file_of_hooks_is_loaded_once(local: Callable[..., Assembly]) -> None:
+    with pytest.raises(ConfigError, match=r"hooks\.py is registered already: name it once"):
+        local("", plugins={"load": ["hooks.py", "hooks.py"]})
+
+
+def test_settings_hold_every_value_but_no_secret_and_no_input(local: Callable[..., Assembly]) -> None:
+    code = (
+        "@attrs.frozen(kw_only=True)\n"
+        "class Tracker:\n"
+        '    """Keys."""\n\n'
+        "    project: str = key('p', doc='Project.')\n"
+        "    token: str = key('', doc='Token.', secret=True)\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_hooks():\n"
+        "    return [Component(name='tracker', config=Tracker, build=lambda c, x: None, summary='')]\n"
+    )
+    plugin = {"tracker": {"token": "hunter2"}}
+    settings = local(code, algorithm=True, plugin=plugin).settings()
+    assert settings["plugin.tracker.project"] == "p"
+    assert settings["training.lr"] == 1e-4
+    assert "sft.data" not in settings
+    assert "hunter2" not in str(settings)
+
+
+def test_problems_of_all_kinds_come_together(local: Callable[..., Assembly]) -> None:
+    tables: dict[str, Any] = {
+        "training": {"optimizer": "adamm", "lr": "high"},
+        "lora": {"rank": 0},
+        "plugins": {"load": ["none.py"], "require": ["retrograd>=99"], "disable": ["nothing-there"]},
+    }
+    with pytest.raises(ConfigError) as caught:
+        local("", algorithm=True, **tables)
+    keys: Sequence[str] = [problem.key for problem in caught.value.problems]
+    wanted = {"training.optimizer", "training.lr", "plugins.load", "plugins.require", "plugins.disable"}
+    assert wanted <= set(keys)

@@ -112,6 +112,7 @@ class Trainer:
             callback: called after every optimizer step, in this thread.
             keys: further keys of `[sft]`.
         """
+        self._require_open()
         tables: dict[str, Any] = {"sft": {"data": self._file(data, "train"), **keys}}
         if evaluation is not None:
             tables["evaluation"] = {"data": self._file(evaluation, "held-out")}
@@ -180,7 +181,6 @@ class Trainer:
     def _run(
         self, algorithm: str, tables: Mapping[str, Any], callback: Callable[[StepReport], None] | None
     ) -> RunResult:
-        self._require_open()
         output = Path(self._directory.name) / "adapter.gguf"
         values = _joined(
             self._values, {"run": {"algorithm": algorithm}, "output": {"path": str(output)}, **tables}

@@ -133,6 +133,20 @@ def lengths(examples: Sequence[TokenExample], ctx: int) -> AuditFinding:
     return _ok(check, message)
 
 
+def within_context(examples: Sequence[TokenExample], limit: int) -> AuditFinding:
+    """No example has positions that the model was never trained for; `limit` is its context in tokens."""
+    check = "model context"
+    longer = [example for example in examples if example.tokens.size > limit]
+    if longer:
+        return _finding(
+            "warning",
+            check,
+            f"{len(longer)} examples are longer than the {limit} tokens that the model was made for, first"
+            f" {longer[0].origin} with {longer[0].tokens.size}",
+        )
+    return _ok(check, f"no example is longer than the model's {limit} tokens")
+
+
 def duplicates(examples: Sequence[TokenExample]) -> AuditFinding:
     """Examples with equal tokens."""
     first: dict[bytes, str] = {}

@@ -17,7 +17,6 @@ from .engine.memory import estimate_memory
 from .progress import Reporter, duration, size
 from .session import slow_message
 
-
 PROGRAM_BYTES = 170_000_000
 """Python, NumPy, Numba and compiled kernels, as resident in a run on Linux."""
 
@@ -67,6 +66,8 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
     algorithm = services.get("algorithm")
     findings = algorithm.prepare()
     failed = any(finding.level == "error" for finding in findings)
+    services.provide("total_steps", algorithm.total_steps())
+    services.get("schedule")  # may refuse a run of so many steps
     seconds = None
     if not failed:
         with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomlkit
 
 from retrograd.config.reference import sections_in
 from retrograd.installed import installed_classes
+from retrograd.parts import factories
 from retrograd.plugins import Catalogue, PluginSession
 
 from .entry_points import ROOT, modules_on_disk
@@ -104,6 +107,13 @@ def test_help_is_fast() -> None:
         for _ in range(5)
     ]
     assert min(runs) < 0.3, runs
+
+
+def test_the_guide_lists_every_part_of_a_run() -> None:
+    """The services that `needs` of a component may name."""
+    text = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    listed = re.findall(r"`(\w+)`", text[text.index("There are: ") :].split("\n- ", 1)[0])
+    assert set(listed) == {*factories(SimpleNamespace(config=None, session=None)), "total_steps"}
 
 
 def test_importing_retrograd_loads_no_engine() -> None:

@@ -19,6 +19,7 @@ from retrograd.audit import (
     stop_tokens_trained,
     trained_runs,
     trained_share,
+    within_context,
 )
 from retrograd.conversation import ConversationEncoder
 from retrograd_hookspecs import AuditFinding, ParsedTurn, TokenExample, ToolCall
@@ -107,6 +108,15 @@ def test_lengths() -> None:
     assert finding.level == "error"
     assert "1 examples are longer than training.ctx = 6, first f:1 with 7 tokens" in finding.message
     assert lengths([], 6).level == "error"
+
+
+def test_context_of_the_model() -> None:
+    assert within_context([GOOD], 7).level == "ok"
+    finding = within_context([example([1, 2], ".x"), GOOD], 6)
+    assert finding.level == "warning"
+    assert "1 examples are longer than the 6 tokens that the model was made for, first f:1 with 7" in (
+        finding.message
+    )
 
 
 def test_duplicates_and_overlap() -> None:

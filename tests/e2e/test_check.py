@@ -119,6 +119,20 @@ def test_warnings_do_not_fail(workspace: Workspace) -> None:
     assert "warning held-out data: 1 of 1 held-out examples are trained on too" in found.out
 
 
+def test_more_warm_up_than_steps(workspace: Workspace) -> None:
+    """Known once the data is read, so `check` says it too."""
+    path = workspace.toml(training={"warmup_steps": 500})
+    for command in ("check", "train"):
+        [error] = retrograd(command, path, code=2).errors
+        assert (
+            f"error: {path}:{_line(path, 'warmup_steps')}: training.warmup_steps: 500 warm-up steps" in error
+        )
+
+
+def _line(path: Path, start: str) -> int:
+    return next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.startswith(start))
+
+
 def test_targets_that_do_not_exist(workspace: Workspace) -> None:
     path = workspace.toml(lora={"targets": ["q", "atn_k", "token_embd.weight"]})
     found = retrograd("check", path, code=2)

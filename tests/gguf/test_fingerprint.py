@@ -32,6 +32,16 @@ def test_a_known_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert fingerprint([path]) == first
 
 
+def test_an_open_file_is_read_once_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint and adapter names its base: a model of gigabytes must not be read for each of them."""
+    (tmp_path / "no-directory").touch()
+    monkeypatch.setenv("RETROGRAD_CACHE_DIR", str(tmp_path / "no-directory"))
+    file = open_model(write_tiny_model(tmp_path / "m.gguf"))
+    first = file.fingerprint()
+    monkeypatch.setattr(hashlib, "sha256", _only_for_keys(hashlib.sha256))
+    assert file.fingerprint() == first
+
+
 def _only_for_keys(real: object) -> object:
     """SHA-256 that may be given its data at once (names), but not be fed a file."""
 

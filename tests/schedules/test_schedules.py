@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from retrograd.config import Document
 from retrograd_hookspecs import BuildContext, ConfigError, NoConfig, Schedule, TrainingError
 from retrograd_plugins.schedules import constant, cosine, linear
 
@@ -21,7 +22,9 @@ def schedule(name: str, *, warmup: int = 0, total: int | None = 10, lr: float = 
     assert component.needs == ("total_steps",)
     training = SimpleNamespace(lr=lr, warmup_steps=warmup)
     context = BuildContext(
-        config=SimpleNamespace(training=training), base_dir=Path(), services={"total_steps": total}
+        config=SimpleNamespace(training=training, document=Document.from_values({})),
+        base_dir=Path(),
+        services={"total_steps": total},
     )
     return component.build(NoConfig(), context)
 

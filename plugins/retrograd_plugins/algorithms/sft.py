@@ -62,7 +62,7 @@ class SftConfig:
     data_format: str | None = key(
         None,
         doc="`jsonl` (chat JSONL), `text`, or the name of an installed dataset.",
-        default_text="inferred: `.jsonl` is jsonl, anything else text",
+        default_text="inferred: `.jsonl`, `.ndjson` and `.json` are jsonl, anything else text",
     )
     shuffle: bool = key(True, doc="Shuffle rows at each epoch, seeded from lora.seed.")
     template_variables: Mapping[str, Any] = key(
@@ -115,7 +115,7 @@ class Sft:
 
     def prepare(self) -> Sequence[AuditFinding]:
         """Read, tokenise and audit all data. Raises `DataError` with every bad line."""
-        from retrograd.audit import audit_examples, overlap
+        from retrograd.audit import audit_examples, overlap, within_context
         from retrograd.engine import TrainingSequence
 
         ctx = self._training.ctx
@@ -123,6 +123,7 @@ class Sft:
         findings = [*self._template_findings] if self._chat else []
         findings += [AuditFinding(level="note", check="data", message=note) for note in notes]
         findings += audit_examples(examples, self._tokenizer, ctx=ctx, chat=self._chat)
+        findings.append(within_context(examples, self._engine.model.spec.context_length))
         self._examples = examples
         self._sequences = [TrainingSequence.of(example) for example in examples]
         if self._evaluation is not None:

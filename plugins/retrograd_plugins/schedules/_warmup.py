@@ -44,6 +44,7 @@ def decaying(name: str, context: BuildContext, decay: Callable[[float], float]) 
     total: int | None = context.service("total_steps")
     if total is None:
         raise _refused(
+            context,
             "training.lr_scheduler",
             f'"{name}" decays to zero by the end of the run, but the number of steps of this run is not'
             " known in advance",
@@ -51,6 +52,7 @@ def decaying(name: str, context: BuildContext, decay: Callable[[float], float]) 
         )
     if training.warmup_steps >= total:
         raise _refused(
+            context,
             "training.warmup_steps",
             f'{training.warmup_steps} warm-up steps leave no step for "{name}" to decay in: the run has'
             f" {total} steps",
@@ -67,6 +69,7 @@ def constant(context: BuildContext) -> WarmupSchedule:
     total: int | None = context.service("total_steps")
     if total is not None and training.warmup_steps > total:
         raise _refused(
+            context,
             "training.warmup_steps",
             f"{training.warmup_steps} warm-up steps, but the run has {total}: it would never reach"
             f" training.lr = {training.lr}",
@@ -77,5 +80,6 @@ def constant(context: BuildContext) -> WarmupSchedule:
     )
 
 
-def _refused(key: str, message: str, hint: str) -> ConfigError:
-    return ConfigError([Problem(where="configuration", key=key, message=message, hint=hint)])
+def _refused(context: BuildContext, key: str, message: str, hint: str) -> ConfigError:
+    where = context.config.document.where(key)
+    return ConfigError([Problem(where=where, key=key, message=message, hint=hint)])

@@ -38,6 +38,7 @@ class GGUFFile:
         self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
         self.architecture = str(self.metadata.get("general.architecture", ""))
         self.alignment = first.alignment
+        self._fingerprint: str | None = None
         self._stored: dict[str, tuple[ParsedFile, StoredTensor]] = {}
         for part in self._parts:
             for tensor in part.tensors:
@@ -93,9 +94,12 @@ class GGUFFile:
     def fingerprint(self) -> str:
         """Hex SHA-256 of the file's bytes (what `sha256sum` prints; of a split model, of its parts in a row).
 
-        Remembered in the user's cache, so that a file is read once and not in every run.
+        Remembered in the user's cache, so that a file is read once and not in every run, and here, so that it
+        is what was opened, and read once where there is no cache.
         """
-        return fingerprint([part.path for part in self._parts])
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint([part.path for part in self._parts])
+        return self._fingerprint
 
     def _info(self, name: str) -> TensorInfo:
         try:

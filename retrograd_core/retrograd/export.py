@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from retrograd_hookspecs import ModelError
+from retrograd_hookspecs import ConfigError, ModelError, Problem
 
 from .answers import with_adapter
 from .assembly import Assembly, assemble
@@ -39,6 +39,7 @@ def export_model(
     Raises: `ConfigError` if a file is missing, `ModelError` if adapter and base do not fit or the result
     cannot be written.
     """
+    probe = _read_text(text) if text else PROBE_TEXT
     tuned = assemble(with_adapter(document, adapter), algorithm=False)
     base = tuned.services.get("model_file")
     reporter.message(f"merging {adapter} into {base.path} as {dtype.upper()}")
@@ -49,7 +50,7 @@ def export_model(
         merged = assemble(
             document.with_value("model.path", str(out.absolute()), where="--out"), algorithm=False
         )
-        found = compare_models(tuned, merged, text.read_text() if text else PROBE_TEXT)
+        found = compare_models(tuned, merged, probe)
         lines.append(f"base with adapter against the merged file: {found}")
     if modelfile:
         path = out.with_name("Modelfile")
@@ -65,6 +66,14 @@ def export_model(
             file.write(content.encode())
         lines.append(f"wrote {path}: `ollama create NAME -f {path}`")
     return lines
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError([Problem(where="--text", message=f"cannot read {path}: {reason}")]) from error
 
 
 def compare_models(first: Assembly, second: Assembly, text: str) -> Divergence:

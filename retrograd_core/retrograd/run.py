@@ -55,7 +55,10 @@ class Progress:
 
 @attrs.frozen(kw_only=True)
 class RunResult:
-    """What a run ended with. `outcome` is "finished", "stopped early" or "interrupted"."""
+    """What a run ended with. `outcome` is "finished", "stopped early" or "interrupted".
+
+    `seconds` and `tokens` are those of this process; `steps` and `skipped_steps` of the whole run.
+    """
 
     outcome: str
     steps: int
@@ -173,7 +176,8 @@ class Run:
             self._first_evaluation = self._evaluate("before training")
         outcome = "finished"
         checkpoint: Path | None = None
-        clock = _Clock(self.progress.tokens)
+        tokens_before = self.progress.tokens
+        clock = _Clock(tokens_before)
         try:
             for report in self.algorithm.run(update):
                 self._after_step(report, clock)
@@ -205,7 +209,7 @@ class Run:
             last_evaluation=self._last_evaluation,
             best_step=self.progress.best_step,
             seconds=time.monotonic() - started,
-            tokens=self.progress.tokens,
+            tokens=self.progress.tokens - tokens_before,
             skipped_steps=self.progress.skipped_steps,
             checkpoint=checkpoint,
         )
@@ -227,9 +231,14 @@ class Run:
         self._sinks.write(report.step, metrics)
         self._reporter.step(report, pace)
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            cause = "lower training.lr, or check the data"
+            if progress.skipped_steps == report.step:
+                cause = (
+                    "no step was applied: the model file is damaged, or the data is far from what it knows"
+                )
             raise TrainingError(
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (up to step"
-                f" {report.step}); the weights are those before them. Lower training.lr, or check the data"
+                f" {report.step}); the weights are those before them; {cause}"
             )
         self._session.call("retrograd_step_finished", run=self, report=report)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from retrograd_hookspecs import (
 )
 
 from .assembly import Assembly, assemble
-from .checkpoint import CheckpointStore
+from .checkpoint import CheckpointStore, signature_differences
 from .config import Document, table_name
 from .config.resolved import write_resolved
 from .engine import TrainingEngine, TrainingSequence, plan_epoch
@@ -56,6 +56,8 @@ def start_run(
     assembly = assemble(document)
     checkpoint = find_checkpoint(assembly, resume)
     run = make_run(assembly, reporter)
+    if resume == "" and checkpoint is not None:
+        checkpoint = newest_of_run(checkpoint, run.signature(), reporter)
     return run, checkpoint
 
 
@@ -95,8 +97,10 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
         verify_output=lambda path: verify_output(assembly, path),
     )
     reporter.message(f"{trainable.summary()}")
+    if config.run.verbose:
+        reporter.message(services.get("backend").device.description)
     for finding in run.prepare():
-        if finding.level != "ok":
+        if finding.level != "ok" or config.run.verbose:
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
     services.get("sampler")  # evaluations and callbacks may generate
     assembly.session.freeze()
@@ -142,6 +146,24 @@ def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
     newest = store.newest()
     if newest is None:
         raise CheckpointError(f"--resume: {directory} holds no checkpoint; leave --resume out to start anew")
+    return newest
+
+
+def newest_of_run(newest: Path, signature: Mapping[str, Any], reporter: Reporter) -> Path:
+    """The newest checkpoint that a run with this signature wrote, or `newest` if there is none.
+
+    An earlier run with other settings may have left checkpoints of higher steps in the directory.
+    """
+    store = CheckpointStore(newest.parent)
+    for path in store.paths():
+        try:
+            fits = not signature_differences(store.signature(path), signature)
+        except CheckpointError:
+            fits = True  # damaged: the run says so rather than going on from an older one
+        if fits:
+            if path != newest:
+                reporter.message(f"note: {newest} is newer, but was written by a run with other settings")
+            return path
     return newest
 
 

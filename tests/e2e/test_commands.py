@@ -14,7 +14,7 @@ import pytest
 
 from retrograd.plugins import Catalogue
 
-from .support import Workspace, retrograd, retrograd_process
+from .support import Workspace, retrograd, start_process
 
 COMMANDS = sorted(name.replace("_", "-") for name in Catalogue.installed().names("commands"))
 
@@ -45,6 +45,9 @@ def test_help_lists_the_commands() -> None:
         (["inspect"], "--model is required"),
         (["export", "--model", "m.gguf"], "Missing option '--adapter'"),
         (["plugins", "list", "--kind", "optimisers"], "kinds: "),
+        (["chat", "a.toml", "--temp", "-1"], "-1.0 is not in the range x>=0"),
+        (["chat", "a.toml", "--top-p", "2"], "2.0 is not in the range 0<x<=1"),
+        (["chat", "a.toml", "--max-new-tokens", "0"], "0 is not in the range x>=1"),
     ],
 )
 def test_usage_errors(arguments: list[str], words: str) -> None:
@@ -53,9 +56,14 @@ def test_usage_errors(arguments: list[str], words: str) -> None:
     assert found.out == ""
 
 
-def test_output_into_a_closed_pipe_is_no_error() -> None:
-    found = retrograd_process("plugins", "list", "--json")
-    assert len(json.loads(found.out)) > 40
+@pytest.mark.parametrize("arguments", [["config-schema"], ["plugins", "list"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
+    process = start_process(*arguments)
+    assert process.stdout is not None
+    process.stdout.close()  # as `| head -0` does, before anything was written
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
 
 
 # Plugins and schema.
@@ -296,3 +304,12 @@ def test_export_refuses_to_replace_its_inputs(workspace: Workspace, trained: Pat
         found = retrograd("export", "--model", base, "--adapter", adapter, "--out", out, code=1)
         assert "would replace" in found.err
         assert out.read_bytes() == before
+
+
+def test_export_with_a_text_that_cannot_be_read(workspace: Workspace, trained: Path) -> None:
+    out = workspace / "merged.gguf"
+    adapter = workspace / "out" / "adapter.gguf"
+    options = ["--model", workspace.model, "--adapter", adapter, "--out", out]
+    found = retrograd("export", *options, "--text", workspace / "none.txt", code=2)
+    assert "--text: cannot read" in found.err
+    assert not out.exists()

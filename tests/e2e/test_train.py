@@ -218,3 +218,11 @@ def test_start_from_an_adapter(workspace: Workspace) -> None:
     retrograd("train", path)
     assert workspace.held_out()[0] == after
     assert workspace.held_out()[-1] < after
+
+
+def test_verbose_says_what_is_well_too(workspace: Workspace) -> None:
+    quiet = retrograd("train", workspace.toml())
+    verbose = retrograd("train", workspace.toml(run={"verbose": True}))
+    for words in ("ok: stop token: all 24 trained turns", "NumPy float64 (reference)"):
+        assert words not in quiet.err
+        assert words in verbose.err

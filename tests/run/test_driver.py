@@ -218,12 +218,13 @@ def test_resume_equals_no_interruption(make: Callable[..., Run], tmp_path: Path,
                 raise KillError
 
     settings = {"checkpoint": {"directory": str(tmp_path / "c"), "mode": "steps", "every_steps": stop}}
-    make().execute()
+    first = make().execute()
     whole = (tmp_path / "out.txt").read_text()
     with pytest.raises(PluginError, match="KillError"):
         make(hooks=Stop(), **settings).execute()
-    make(**settings).execute(tmp_path / "c" / f"step-{stop:06d}.state")
+    resumed = make(**settings).execute(tmp_path / "c" / f"step-{stop:06d}.state")
     assert (tmp_path / "out.txt").read_text() == whole
+    assert (resumed.steps, resumed.tokens) == (6, first.tokens * (6 - stop) // 6)
     steps = [r["step"] for r in read_metrics(tmp_path / "out.metrics.jsonl") if "train/loss" in r]
     assert steps[-6:] == [1, 2, 3, 4, 5, 6]
 

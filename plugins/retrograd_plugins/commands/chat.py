@@ -19,10 +19,20 @@ from retrograd_hookspecs import Component, NoConfig, hookimpl
 @click.option("--compare", is_flag=True, help="Answer with the base model and with the adapter.")
 @click.option("--base-only", is_flag=True, help="Answer with the base model alone.")
 @click.option("--system", help="System message.")
-@click.option("--temp", default=0.7, show_default=True, help="Temperature; 0 is greedy.")
-@click.option("--top-p", default=0.95, show_default=True, help="Nucleus.")
-@click.option("--max-new-tokens", default=512, show_default=True, help="Longest answer in tokens.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the sampler.")
+@click.option(
+    "--temp", type=click.FloatRange(min=0), default=0.7, show_default=True, help="Temperature; 0 is greedy."
+)
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus."
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="Longest answer in tokens.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampler.")
 @model_options
 @set_option
 def chat(

@@ -22,7 +22,7 @@ class RunSection:
     """What the run does."""
 
     algorithm: str = key(doc="Training algorithm; its own section must be present.")
-    verbose: bool = key(False, doc="Log more while running.")
+    verbose: bool = key(False, doc="Also say which device is used and which checks of the audit passed.")
 
 
 @attrs.frozen(kw_only=True)

@@ -24,7 +24,7 @@ from retrograd_plugins.kernels.cpu._decode import FORMATS
 from retrograd_plugins.kernels.cpu._few import FewOps, products_kind
 from retrograd_plugins.kernels.cpu._gemm_workspace import Workspace
 from retrograd_plugins.kernels.cpu._rows import ROWS_FORMATS, UNPACK_SIGNATURE
-from retrograd_plugins.kernels.cpu._rows_sinks import (
+from retrograd_plugins.kernels.cpu._rows_kinds import (
     BLOCK,
     MADD_256,
     RECORD,

@@ -14,8 +14,8 @@ from retrograd_hookspecs import QuantMatrix
 
 from ._gemm import WeightOps
 from ._gemm_workspace import Floats, Workspace, check
+from ._rows_kinds import BLOCK, MADD_256, VNNI_256, VNNI_512
 from ._rows_product import RowsProduct
-from ._rows_sinks import BLOCK, MADD_256, VNNI_256, VNNI_512
 from ._simd_features import target_features
 
 VNNI_FEATURES = frozenset({"avx512f", "avx512bw", "avx512vnni"})

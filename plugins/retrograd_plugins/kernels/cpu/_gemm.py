@@ -24,8 +24,8 @@ from ._gemm_drivers import (
 from ._gemm_kernels import Variant
 from ._gemm_workspace import Floats, Workspace, check, round_up
 from ._rows import compiled_rows
+from ._rows_kinds import AMX, BLOCK, TILES
 from ._rows_product import RowsProduct
-from ._rows_sinks import AMX, BLOCK, TILES
 from ._simd_features import jit_disabled
 
 Step = tuple[Plan, npt.NDArray[np.int64]]

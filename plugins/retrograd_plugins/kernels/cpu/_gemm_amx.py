@@ -16,7 +16,7 @@ import numpy as np
 from retrograd_hookspecs import KernelError
 
 from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Variant, compiled
-from ._rows_sinks import TILE_BYTES
+from ._rows_kinds import TILE_BYTES
 from ._simd_features import usable_variants
 from ._simd_memory import peek, poke
 from ._simd_tiles import (

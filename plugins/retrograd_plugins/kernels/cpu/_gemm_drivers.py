@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
-from ._rows_sinks import TILE_BYTES
+from ._rows_kinds import TILE_BYTES
 from ._simd_memory import address, call, take_ticket
 from ._simd_rows import ROWS
 

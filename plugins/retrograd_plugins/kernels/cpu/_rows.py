@@ -10,7 +10,7 @@ import attrs
 from numba import cfunc, types
 
 from . import _rows_k, _rows_legacy
-from ._rows_sinks import SIGNED_BIAS
+from ._rows_kinds import SIGNED_BIAS
 
 UNPACK_SIGNATURE = types.void(types.CPointer(types.uint8), *[types.int64] * 5)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 
-from ._rows_sinks import BLOCK, FLOAT_BLOCK, FLOAT_RECORD, RECORD, SCALE_AT, SUM_AT, TILE_BYTES, place_of
+from ._rows_kinds import BLOCK, FLOAT_BLOCK, FLOAT_RECORD, RECORD, SCALE_AT, SUM_AT, TILE_BYTES, place_of
 from ._simd import F32, FLOATS, I8, I32, INTS, WIDTH, compiled_form, constant_vector, function, splat
 from ._simd_tiles import convert_bfloats
 

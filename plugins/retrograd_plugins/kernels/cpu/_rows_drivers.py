@@ -21,10 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
-from ._rows_sinks import TILE_BYTES
+from ._rows_kinds import TILE_BYTES
 from ._simd_memory import address, call, poke, take_ticket
 from ._simd_rows import ROWS
-from ._simd_tiles import copy_floats, tile_store, tile_zero, tiles_configure, tiles_release
+from ._simd_tiles import (
+    copy_floats,
+    tile_store,
+    tile_zero,
+    tiles_configure,
+    tiles_release,
+)
 
 RUN = 4
 """Groups whose results are written to the output together."""
@@ -75,7 +81,7 @@ def sum_group(
 def tile_group(
     unpack: Any, source: Any, stride: Any, blocks: Any, records: Any, tokens: Any, out: Any, spare: Any
 ) -> None:
-    """`group` for kinds that add to tile registers: up to 64 tokens."""
+    """`group` for the kind AMX: up to 64 tokens."""
     tiles = (tokens + ROWS - 1) // ROWS
     tiles_configure()
     tile_zero(0)

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._rows_sinks import FLOAT_BLOCK, SIGNED_BIAS, add_block, add_floats
+from ._rows_kinds import FLOAT_BLOCK, SIGNED_BIAS
+from ._rows_sinks import add_block, add_floats
 from ._simd import to_floats
 from ._simd_rows import (
     exponents,

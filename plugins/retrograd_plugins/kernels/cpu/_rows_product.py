@@ -21,7 +21,7 @@ from ._rows_drivers import (
     sum_group,
     tile_group,
 )
-from ._rows_sinks import AMX, BLOCK, MOST_TILES, RECORD
+from ._rows_kinds import AMX, BLOCK, MOST_TILES, RECORD
 from ._simd_rows import ROWS
 
 CHUNK = ROWS * MOST_TILES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ from . import contestants as contestant_module
 from .contestants import Contestant, Options
 from .machine import available_processors, describe_machine
 from .models import model_work, resolve
-from .runner import ROOT, measure
+from .runner import ROOT, Runs, measure
 from .tables import Report, to_json, to_markdown
 
 QUICK = {"rounds": 1, "steps": 2, "max_tokens": 32}
 FULL = {"rounds": 3, "steps": 3, "max_tokens": 0}
+INTERRUPTED = 130
 
 
 class UsageError(Exception):
@@ -66,8 +68,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks; 0, or 1 if a contestant failed, or 2 for a wrong request."""
+    """Run the benchmarks; 0, or 1 if a contestant failed, 2 for a wrong request, 130 if interrupted."""
     args = parser().parse_args(arguments)
+    # Measured processes are in sessions of their own: ended like Ctrl-C, none of them stays behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _run(args)
     except (UsageError, FileNotFoundError, RetrogradError, ValueError) as error:
@@ -103,15 +107,22 @@ def _run(args: argparse.Namespace) -> int:
     options = _with_models(options, cases, args.models)
     rounds = args.rounds or preset["rounds"]
     machine, started = describe_machine(), time.time()
-    runs = measure(
-        cases,
-        running,
-        options,
-        rounds=rounds,
-        timeout=args.timeout,
-        wait_quiet=args.wait_quiet,
-        report=_say,
-    )
+    runs: Runs = {}
+    interrupted = False
+    try:
+        measure(
+            cases,
+            running,
+            options,
+            rounds=rounds,
+            timeout=args.timeout,
+            wait_quiet=args.wait_quiet,
+            report=_say,
+            runs=runs,
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+        _say("interrupted: the report holds what was measured until now")
     report = Report(
         machine=machine,
         settings={
@@ -121,6 +132,7 @@ def _run(args: argparse.Namespace) -> int:
             "threads": options.threads,
             "quick": args.quick,
             "minutes": round((time.time() - started) / 60, 1),
+            "interrupted": interrupted,
         },
         cases=cases,
         titles={c.name: c.title for c in contestant_module.all_contestants()},
@@ -132,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
     _write(args.out, to_json(report), text)
     sys.stdout.write(text)
     _say(f"written to {args.out}")
-    return 1 if report.failures() else 0
+    return INTERRUPTED if interrupted else 1 if report.failures() else 0
 
 
 def _with_models(options: Options, cases: Sequence[case_module.Case], directory: Path | None) -> Options:

@@ -61,13 +61,14 @@ def measure(
     timeout: float,
     wait_quiet: float,
     report: Callable[[str], None],
-) -> Runs:
+    runs: Runs,
+) -> None:
     """Every case with every contestant that takes it, `rounds` times: A B C, A B C, …
 
-    A contestant that failed a case is not run on it again; its failure is kept.
+    Adds to `runs`, so that the caller has what was measured when it is interrupted. A contestant that failed
+    a case is not run on it again; its failure is kept.
     """
     environment = child_environment(os.environ, options.threads)
-    runs: Runs = {}
     for case, contestant in _pairs(cases, contestants):
         command = contestant.prepare(case, options)
         if command is None:
@@ -89,7 +90,6 @@ def measure(
             )
             done.append(run)
             report(f"round {number}/{rounds}  {case.name}  {contestant.name}: {describe(run, case)}")
-    return runs
 
 
 def describe(run: Run, case: Case) -> str:

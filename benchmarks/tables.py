@@ -178,12 +178,13 @@ def work_per_unit(case: Case, work: ModelWork) -> tuple[str, float]:
 
 def _machine_text(report: Report) -> str:
     machine, settings = report.machine, report.settings
+    interrupted = " (interrupted)" if settings.get("interrupted") else ""
     load = ", ".join(str(value) for value in machine["load_average"])
     return (
         f"{machine['processor']} ({', '.join(machine['features']) or 'no known features'}),"
         f" {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}."
         f" {settings['threads']} threads, {settings['rounds']} rounds of {settings['steps']} timed steps,"
-        f" contestants in turn. Load average at the start: {load}.{_others_text(report)}"
+        f" contestants in turn{interrupted}. Load average at the start: {load}.{_others_text(report)}"
     )
 
 

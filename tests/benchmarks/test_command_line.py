@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from benchmarks.__main__ import main, parser
 from benchmarks.contestants import Options
+from benchmarks.runner import ROOT
 
 from benchmarks import cases, contestants
 
@@ -122,3 +126,28 @@ def test_converted_model_is_made_once(tmp_path: Path) -> None:
     assert torch.prepare(case, there) is None
     gguf.write_bytes(b"12345")  # another model under the same name
     assert torch.prepare(case, there) is not None
+
+
+def test_an_interrupted_run_reports_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    request = ["--cases", "limit/gemm-float32", "--contestants", "numpy", "--rounds", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", *request, "--out", str(tmp_path), "--steps", "1"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        first = process.stderr.readline()  # one run is done, the next one is under way
+        process.terminate()
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert "round 1/100000  limit/gemm-float32  numpy:" in first
+    assert "interrupted: the report holds what was measured" in rest
+    assert process.returncode == 130
+    data = json.loads((tmp_path / "benchmarks.json").read_text())
+    assert data["settings"]["interrupted"] is True
+    assert len(data["runs"]) >= 1
+    assert "GFLOP/s" in (tmp_path / "benchmarks.md").read_text()

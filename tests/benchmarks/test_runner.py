@@ -12,7 +12,7 @@ import psutil
 import pytest
 from benchmarks.cases import Case
 from benchmarks.contestants import Contestant, Options
-from benchmarks.runner import Run, child_environment, measure, parse_figures, run_once
+from benchmarks.runner import Run, Runs, child_environment, measure, parse_figures, run_once
 
 GOOD = '{"rate": 5, "seconds": 1, "peak_mb": 10}'
 
@@ -99,7 +99,8 @@ def test_contestants_take_turns_and_a_failed_one_stops(tmp_path: Path) -> None:
     ]
     case = Case(name="x", kind="sft", unit="tok/s", title="")
     lines: list[str] = []
-    runs = measure(
+    runs: Runs = {}
+    measure(
         [case],
         contestants,
         Options(models={}, cache=tmp_path, threads=1, steps=1, warmup=0),
@@ -107,6 +108,7 @@ def test_contestants_take_turns_and_a_failed_one_stops(tmp_path: Path) -> None:
         timeout=60,
         wait_quiet=0,
         report=lines.append,
+        runs=runs,
     )
     assert log.read_text().split() == ["a", "b", "c", "a", "c"]
     assert [run.round for run in runs["x", "a"]] == [1, 2]
@@ -121,7 +123,8 @@ def test_failed_preparation_is_the_failure_of_the_case(tmp_path: Path) -> None:
         contestant("a", "raise SystemExit('never started')"),
         prepare=lambda _case, _options: python("raise SystemExit('cannot convert')"),
     )
-    runs = measure(
+    runs: Runs = {}
+    measure(
         [Case(name="x", kind="sft", unit="tok/s", title="", model="m")],
         [broken],
         Options(models={}, cache=tmp_path, threads=1, steps=1, warmup=0),
@@ -129,6 +132,7 @@ def test_failed_preparation_is_the_failure_of_the_case(tmp_path: Path) -> None:
         timeout=60,
         wait_quiet=0,
         report=lambda _line: None,
+        runs=runs,
     )
     [run] = runs["x", "a"]
     assert "cannot convert" in run.failure

@@ -120,6 +120,14 @@ class CheckpointStore:
             instead = f"; another one is {others[0]}" if others else ""
             raise CheckpointError(f"{error}{instead}") from error
 
+    def signature(self, path: Path) -> dict[str, Any]:
+        """The signature of the run that wrote `path`; its tensors are not read.
+
+        Raises: `CheckpointError` if the state is missing or damaged.
+        """
+        signature: dict[str, Any] = _read_document(path / STATE_FILE)["signature"]
+        return signature
+
     def newest(self) -> Path | None:
         """The `step-*.state` of the highest step, else `best.state`, else None."""
         return next(iter(self.paths()), None)

@@ -67,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line in this process and return its exit code."""
+    stdout = sys.stdout
     try:
         status = cli.main(arguments, prog_name="retrograd", standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -75,6 +76,10 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show(sys.stderr)
         return error.exit_code if error.exit_code != 1 else 2
+    except SystemExit as stop:
+        if sys.stdout is not stdout:
+            return 0  # click silenced it: its reader went away (`retrograd … | head`), nothing is wrong
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped", err=True)
         return 130

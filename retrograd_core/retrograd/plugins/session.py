@@ -72,7 +72,9 @@ class PluginSession:
         except RetrogradError:
             raise
         except Exception as error:
-            raise PluginError(f"{hook}: a hook raised {type(error).__name__}: {error}") from error
+            failure = PluginError(f"{hook}: a hook raised {type(error).__name__}: {error}")
+            failure.exit_code = 1  # the request was right
+            raise failure from error
 
     def component(self, kind: str, name: str) -> Registered:
         """The component `name` of `kind`, loading its module on first use.

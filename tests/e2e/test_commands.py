@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+import struct
+import subprocess
+import sys
+import termios
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +70,56 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait() == 0
+
+
+def test_a_run_whose_reader_goes_away_is_a_success(workspace: Workspace) -> None:
+    process = start_process("train", workspace.toml())
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert (workspace / "out" / "adapter.gguf").exists()
+
+
+def test_progress_on_a_terminal(workspace: Workspace) -> None:
+    """A bar with loss, speed and time left, where stderr is a terminal; the data goes to stdout."""
+    terminal, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "retrograd",
+            "train",
+            str(workspace.toml(evaluation={"data": "heldout.jsonl"})),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(terminal)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "training" in text
+    assert "step 17/17  epoch 1.00  loss " in text
+    assert "tok/s" in text
+    assert "left" in text
+    assert "evaluation (before training): loss" in text
+    assert "Traceback" not in text
+    assert "finished after 17 steps" in out
 
 
 # Plugins and schema.

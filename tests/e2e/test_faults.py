@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from retrograd.gguf.adapter import read_adapter
 from retrograd.gguf.reader import GGUFFile
 
 from .support import Workspace, chats, retrograd, write_jsonl
@@ -70,7 +71,7 @@ def test_config_file_is_not_toml(workspace: Workspace) -> None:
     ("assignment", "words"),
     [
         ("training.lr", ["--set", "training.lr", "KEY=VALUE"]),
-        ("=3", ["--set", "=3"]),
+        ("=3", ["--set", "KEY=VALUE"]),
         ("training.lrr=3", ["--set", "training.lrr", "unknown key", "did you mean lr?"]),
         ("training.lr=fast", ["--set", "training.lr", "expected a number", "fast"]),
         ("training.epochs=-1", ["--set", "training.epochs", "at least 1", "-1"]),
@@ -278,7 +279,6 @@ def test_init_adapter_and_resume_exclude_each_other(workspace: Workspace, resuma
 
 # Numbers that are not finite.
 
-NAN = b"\x00\x00\xc0\x7f"
 POISON = """
 @hookimpl
 def retrograd_step_finished(run, report):
@@ -288,29 +288,42 @@ def retrograd_step_finished(run, report):
 """
 
 
-def test_a_nan_weight_in_the_model_trains_nothing(workspace: Workspace) -> None:
-    model = with_bytes(
-        workspace.model, workspace / "nan.gguf", set_weight(workspace.model, "blk.1.ffn_up.weight", NAN)
-    )
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize(
+    ("format", "value"),
+    [
+        ("F32", b"\x00\x00\xc0\x7f"),  # NaN
+        ("F32", b"\xff\xff\xff\xff"),  # the NaN of erased flash and of damaged files
+        ("F16", b"\xff\xff"),
+        ("BF16", b"\x80\x7f"),  # infinity
+    ],
+)
+def test_a_weight_that_is_not_finite_trains_nothing(
+    workspace: Workspace, tiny_model: TinyModel, format: str, value: bytes, device: str
+) -> None:
+    base = tiny_model(format=format)
+    model = with_bytes(base, workspace / "nan.gguf", set_weight(base, "blk.1.ffn_up.weight", value))
+    write_jsonl(workspace / "train.jsonl", chats(range(3)))
     path = workspace.toml(
-        model={"path": str(model)},
-        training={"epochs": 3},
+        model={"path": str(model), "device": device},
+        training={"epochs": 9},
         evaluation={"data": "heldout.jsonl"},
         checkpoint={"directory": "checkpoints", "mode": "steps_and_best_eval", "every_steps": 2},
     )
     found = retrograd("train", path, code=1)
     message = "\n".join(found.errors)
     assert "not finite in 5 steps in a row" in message
-    assert "training.lr" in message
+    assert "no step was applied: the model file is damaged" in message
     assert found.err.count("SKIPPED: gradient not finite") == 5
     assert not (workspace / "out" / "adapter.gguf").exists()
     records = [r for r in workspace.metrics() if "train/loss" in r]
     assert [r["optimizer/skipped_steps"] for r in records] == [1, 2, 3, 4, 5]
     assert records[0]["train/loss"] is None
-    assert records[0]["nonfinite"]["train/loss"] == "nan"
-    # What was saved on the way are the weights before the first step: finite.
-    for state in (workspace / "checkpoints").glob("*.gguf"):
-        GGUFFile(state)
+    assert records[0]["nonfinite"]["train/loss"] in ("nan", "inf")
+    # Checkpoints on the way hold the weights before the first step; no evaluation was the best.
+    assert workspace.states() == ["step-000002.state", "step-000004.state", "step-000005.state"]
+    for adapter in (workspace / "checkpoints").glob("*.gguf"):
+        assert all((b == 0).all() for _, b in read_adapter(adapter).factors.values())
 
 
 def test_poisoned_gradients_are_skipped_and_counted(workspace: Workspace) -> None:
@@ -365,7 +378,7 @@ def test_a_hook_that_fails_is_named_and_the_step_is_kept(workspace: Workspace) -
         "        raise ValueError('my mistake')\n"
     )
     path = workspace.toml(plugins={"load": ["bad.py"]})
-    found = retrograd("train", path, code=2)
+    found = retrograd("train", path, code=1)
     message = "\n".join(found.errors)
     assert "retrograd_step_finished: a hook raised ValueError: my mistake" in message
     assert "go on from step 4 with --resume" in found.err

@@ -200,6 +200,29 @@ def test_a_run_that_started_from_an_adapter_resumes(workspace: Workspace) -> Non
     assert workspace.adapter == whole
 
 
+def test_checkpoints_of_an_earlier_run_are_passed_over(workspace: Workspace) -> None:
+    """A bare `--resume` takes the newest checkpoint of this run, not one of higher steps of another."""
+    checkpoint = {"directory": "checkpoints", "mode": "steps", "every_steps": 3}
+    retrograd("train", workspace.toml(checkpoint=checkpoint, training={"lr": 1e-3}))
+    hook_file(
+        workspace / "stop.py",
+        "@hookimpl\ndef retrograd_step_finished(run, report):\n"
+        "    if report.step == 4 and not Path(run.output.parent / 'stopped').exists():\n"
+        "        Path(run.output.parent / 'stopped').touch()\n"
+        "        raise ValueError('stop')\n",
+    )
+    path = workspace.toml(checkpoint=checkpoint, plugins={"load": ["stop.py"]})
+    retrograd("train", path, code=1)
+    assert workspace.states()[-1] == "step-000015.state"
+    found = retrograd("train", path, "--resume")
+    assert "step-000015.state is newer, but was written by a run with other settings" in found.err
+    assert "resumed from" in found.err
+    assert "after step 4" in found.err
+    resumed = workspace.adapter
+    retrograd("train", path)
+    assert workspace.adapter == resumed
+
+
 def test_an_adapter_of_a_checkpoint_is_what_was_trained_by_then(workspace: Workspace) -> None:
     """The adapter beside a checkpoint is a usable result: starting from it gives the loss at that step."""
     path = workspace.toml(

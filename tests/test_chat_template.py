@@ -152,6 +152,8 @@ def test_invalid_jinja_is_refused() -> None:
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 999999999 }}",
         "{{ (9 ** 9) ** 999999 }}",
+        "{% set n = namespace(x=3) %}{% for i in range(64) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{{ lipsum(n=99999999) }}",
         "{% set n = namespace(t='xx') %}{% for i in range(64) %}{% set n.t = n.t + n.t %}{% endfor %}",
         "{% set n = namespace(t='xx') %}{% for i in range(64) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
         "{% for i in range(99999) %}{{ messages[0].content * 999 }}{% endfor %}",

@@ -5,7 +5,8 @@ Templates are written for `transformers.apply_chat_template`: an immutable sandb
 `{% generation %}`. Differences, all on purpose:
 
 - `strftime_now` tells a fixed day unless a clock is given: a resumed run must render the same bytes.
-- Work is bounded: text, repetition and counted loops, each with an error that says so.
+- Output, repetition, texts and numbers that grow in a loop, and counted loops are bounded, each with an error
+  that says so. That stops accidents; time and memory of a hostile template are not bounded otherwise.
 - Templates disagree on whether a call's arguments are an object or its JSON text, and whether a turn of
   calls alone has content `none` or `""`; each template is tried once and gets what it can write.
 """
@@ -34,6 +35,8 @@ MAX_CHARACTERS = 32 * 2**20
 """A rendered conversation may not be longer; no context holds a hundredth of it."""
 MAX_COUNTED = 1_000_000
 """Numbers that all `range(…)` of one rendering may give together."""
+MAX_BITS = 4096
+"""Bits of a product of whole numbers."""
 
 CHATML = """\
 {#- ChatML, because the model has no chat template of its own -#}
@@ -268,6 +271,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
         self.filters["tojson"] = _to_json
+        del self.globals["lipsum"]  # text without end
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: clock().strftime(format)
 
@@ -278,6 +282,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             count = next((side for side in (left, right) if isinstance(side, int)), 0)
             if size * count > MAX_CHARACTERS:
                 raise _LimitError(f"it repeats {size} elements {count} times")
+            if isinstance(left, int) and isinstance(right, int):
+                bits = left.bit_length() + right.bit_length()
+                if bits > MAX_BITS:
+                    raise _LimitError(f"it multiplies to a number of {bits} bits")
         if operator == "**" and isinstance(right, int) and abs(right) > 64:
             raise _LimitError(f"it raises a number to the power of {right}")
         result = super().call_binop(context, operator, left, right)

@@ -61,7 +61,10 @@ TICKETS = {
 }
 HELD_OUT = {
     "billing": ("You took the money for the {p} two times.", "The price on my bill for the {p} is too high."),
-    "account": ("I forgot my password and cannot order a {p}.", "Your site does not let me sign in to buy a {p}."),
+    "account": (
+        "I forgot my password and cannot order a {p}.",
+        "Your site does not let me sign in to buy a {p}.",
+    ),
     "shipping": ("Where is the parcel with my {p}?", "The {p} was delivered to my neighbour's old address."),
     "repair": ("The {p} is defective.", "My {p} broke while I was using it."),
 }

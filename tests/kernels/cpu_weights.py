@@ -34,19 +34,42 @@ def make_weight(format_name: str, rows: int, columns: int, seed: int = 0) -> Qua
     return QuantMatrix(name=f"random.{format_name}", format=format_name, data=data, columns=columns)
 
 
-def as_multiplied(values: npt.NDArray[Any], variant_name: str) -> Doubles:
-    """Values as the variant's multipliers see them, in float64: AMX rounds to bfloat16."""
+def halves(values: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+    """The bfloat16 that AMX makes of a float32 in forward products: its upper bits, and those of the rest."""
+
+    def cut(single: Floats) -> Floats:
+        return (single.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    single = np.ascontiguousarray(values, np.float32)
+    high = cut(single)
+    return high, cut(single - high)
+
+
+def exact_product(x: Floats, weight: QuantMatrix, variant_name: str) -> Doubles:
+    """x · Wᵀ in float64, of what the variant's multipliers see."""
+    matrix = dequantise(weight.data, weight.format)
+    if variant_name != "amx":
+        return x.astype(np.float64) @ matrix.T.astype(np.float64)
+    (x_high, x_low), (w_high, w_low) = (
+        [half.astype(np.float64) for half in halves(values)] for values in (x, matrix)
+    )
+    return x_low @ w_high.T + x_high @ (w_high + w_low).T
+
+
+def rounded(values: npt.NDArray[Any], variant_name: str) -> Doubles:
+    """Operands of gradients as the variant's multipliers see them, in float64: AMX rounds to bfloat16."""
     single = np.ascontiguousarray(values, np.float32)
     if variant_name != "amx":
         return single.astype(np.float64)
     bits = single.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32).astype(np.float64)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return nearest.view(np.float32).astype(np.float64)
 
 
-def expanded(weight: QuantMatrix, variant_name: str) -> Doubles:
-    """The weight in float64, as the variant's multipliers see it."""
-    return as_multiplied(dequantise(weight.data, weight.format), variant_name)
+def exact_gradient(dout: Floats, weight: QuantMatrix, variant_name: str) -> Doubles:
+    """dout · W in float64, of what the variant's multipliers see."""
+    matrix = dequantise(weight.data, weight.format)
+    return rounded(dout, variant_name) @ rounded(matrix, variant_name)
 
 
 def normal(rows: int, columns: int, seed: int = 1) -> Floats:

@@ -21,7 +21,7 @@ from ._gemm_drivers import (
     multiply_gradient_parallel,
     multiply_parallel,
 )
-from ._gemm_kernels import Variant
+from ._gemm_kernels import Product, Variant
 from ._gemm_workspace import Floats, Workspace, check, round_up
 from ._rows import compiled_rows
 from ._rows_kinds import AMX, BLOCK, TILES
@@ -88,12 +88,12 @@ class WeightOps:
             return
         with self._workspace.lock:
             [(plan, packed)] = self._steps("forward", tokens, w, False)
-            a = self._convert(kernels, plan, x.reshape(-1), 0, columns)
+            a = self._convert(kernels.forward, plan, x.reshape(-1), 0, columns)
             multiply_parallel(
                 entry(self._unpack) if plan.unpacked else entry(self._decoder),
                 entry(self._decoder),
-                entry(kernels.pack_rows),
-                entry(kernels.multiply),
+                entry(kernels.forward.pack),
+                entry(kernels.forward.multiply),
                 packed,
                 data,
                 a,
@@ -117,11 +117,13 @@ class WeightOps:
         with self._workspace.lock:
             kernels = self._kernels()
             for plan, packed in self._steps("gradient", tokens, w, bool(accumulate)):
-                a = self._convert(kernels, plan, dout.reshape(-1), plan.first, plan.stop - plan.first)
+                a = self._convert(
+                    kernels.gradient, plan, dout.reshape(-1), plan.first, plan.stop - plan.first
+                )
                 multiply_gradient_parallel(
                     entry(self._decoder),
-                    entry(kernels.pack_columns),
-                    entry(kernels.multiply),
+                    entry(kernels.gradient.pack),
+                    entry(kernels.gradient.multiply),
                     packed,
                     data,
                     a,
@@ -189,12 +191,12 @@ class WeightOps:
         self._bytes[w] = flat
         return flat
 
-    def _convert(self, kernels: Variant, plan: Plan, x: Floats, start: int, count: int) -> Floats:
+    def _convert(self, product: Product, plan: Plan, x: Floats, start: int, count: int) -> Floats:
         """Activations [start, start + count) of each token, as the kernels want them."""
-        a = self._workspace.activations(round_up(plan.tokens, kernels.token_block) * plan.a_stride)
+        a = self._workspace.activations(round_up(plan.tokens, plan.token_block) * plan.a_stride)
         stride = x.size // plan.tokens
-        sizes = (plan.tokens, count, a, plan.a_stride, kernels.token_block)
-        convert = entry(kernels.convert)
+        sizes = (plan.tokens, count, a, plan.a_stride, plan.token_block)
+        convert = entry(product.convert)
         if plan.tokens * count <= SERIAL_VALUES or plan.threads == 1:
             convert_serial(convert, x, start, stride, *sizes)
         else:
@@ -221,8 +223,10 @@ class WeightOps:
             panel //= 2
         panel = max(panel, kernels.width)
         chunk = self._chunk(tokens, -(-w.rows // panel))
-        depth = min(kernels.depth, round_up(w.columns, DECODED))
-        layout = self._layout(w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED)
+        depth = min(kernels.forward.depth, round_up(w.columns, DECODED))
+        layout = self._layout(
+            kernels.forward, w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED
+        )
         unpacked = self._unpack is not None and w.columns % BLOCK == 0
         return attrs.evolve(layout, unpacked=int(unpacked))
 
@@ -234,8 +238,8 @@ class WeightOps:
         while panel // 2 >= step and -(-w.columns // panel) < 4 * self._threads:
             panel //= 2
         chunk = self._chunk(tokens, -(-w.columns // panel))
-        depth = min(kernels.depth, round_up(w.rows, 32))
-        whole = self._layout(w, tokens, panel, chunk, depth, 32, panel * 32)
+        depth = min(kernels.gradient.depth, round_up(w.rows, 32))
+        whole = self._layout(kernels.gradient, w, tokens, panel, chunk, depth, 32, panel * 32)
         part = max(depth, GRADIENT_VALUES // tokens // depth * depth)
         return [
             attrs.evolve(
@@ -243,7 +247,7 @@ class WeightOps:
                 first=first,
                 stop=min(w.rows, first + part),
                 accumulate=int(accumulate or first > 0),
-                a_stride=kernels.activation_stride(min(w.rows - first, part)),
+                a_stride=kernels.gradient.activation_stride(min(w.rows - first, part)),
             )
             for first in range(0, w.rows, part)
         ]
@@ -253,10 +257,18 @@ class WeightOps:
         return round_up(-(-tokens // parts), self._kernels().token_block)
 
     def _layout(
-        self, w: QuantMatrix, tokens: int, panel: int, chunk: int, depth: int, piece: int, decoded: int
+        self,
+        product: Product,
+        w: QuantMatrix,
+        tokens: int,
+        panel: int,
+        chunk: int,
+        depth: int,
+        piece: int,
+        decoded: int,
     ) -> Plan:
         kernels = self._kernels()
-        sub_stride = round_up(depth, 32) * kernels.width // kernels.weights_per_float
+        sub_stride = round_up(depth, 32) * kernels.width // product.weights_per_float
         spare = decoded + -(-panel // kernels.width) * sub_stride
         return Plan(
             tokens=tokens,
@@ -270,9 +282,9 @@ class WeightOps:
             depth=depth,
             piece=piece,
             width=kernels.width,
-            weights_per_float=kernels.weights_per_float,
-            a_stride=kernels.activation_stride(w.columns),
-            a_step=kernels.activation_step,
+            weights_per_float=product.weights_per_float,
+            a_stride=product.activation_stride(w.columns),
+            a_step=product.activation_step,
             token_block=kernels.token_block,
             sub_stride=sub_stride,
             panel_offset=decoded,

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
-from ._rows_kinds import TILE_BYTES
+from ._rows_kinds import TILE_PAIR
 from ._simd_memory import address, call, take_ticket
 from ._simd_rows import ROWS
 
-TILE_FLOATS = TILE_BYTES // 4
+TILE_FLOATS = TILE_PAIR // 4
 
 
 @attrs.frozen(kw_only=True)

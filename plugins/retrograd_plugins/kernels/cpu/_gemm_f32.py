@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import numpy as np
 
-from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Variant, compiled
+from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Product, Variant, compiled
 from ._simd_memory import peek, poke
 from ._simd_tiles import copy_floats, float_tile, transpose_floats
 
@@ -33,17 +34,19 @@ VECTORS = 2
 def float_variant(name: str) -> Variant:
     """The variant `name` of TILES, compiled."""
     rows, few, lanes = TILES[name]
-    return Variant(
-        name=name,
+    forward = Product(
         convert=compiled(PACK_SIGNATURE, _make_convert(rows)),
-        pack_rows=compiled(PACK_SIGNATURE, _make_pack_rows(lanes)),
-        pack_columns=compiled(PACK_SIGNATURE, _make_pack_columns(lanes)),
+        pack=compiled(PACK_SIGNATURE, _make_pack_rows(lanes)),
         multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(rows, few, lanes)),
-        width=VECTORS * lanes,
-        token_block=rows,
-        weights_per_float=1,
         activation_step=2 * rows,
         depth=1024 if lanes == 16 else 512,
+    )
+    return Variant(
+        name=name,
+        forward=forward,
+        gradient=attrs.evolve(forward, pack=compiled(PACK_SIGNATURE, _make_pack_columns(lanes))),
+        width=VECTORS * lanes,
+        token_block=rows,
     )
 
 

@@ -5,13 +5,13 @@ instruction set in sub-panels of `width` columns; A are activations, converted o
 functions take addresses and int64 (strides in float32 elements):
 
     convert(x, x_stride, tokens, count, a, a_stride)            tokens <= token_block
-    pack_rows(source, stride, columns, count, b, b_stride)      source row j is column j of B
-    pack_columns(source, stride, count, columns, b, b_stride)   source row i is row i of B
+    pack(source, stride, columns, count, b, b_stride)           forward: source row j is column j of B
+    pack(source, stride, count, columns, b, b_stride)           gradient: source row i is row i of B
     multiply(a, a_stride, b, b_stride, c, c_stride, tokens, columns, depth, accumulate, spare)
 
-`pack_rows` serves one sub-panel, `pack_columns` all of a panel, sub-panel s from b + s·b_stride. The
-packing functions fill up to whole vectors or tiles with zeros, in their source too. `spare` is room
-for one tile of C at the edge.
+The forward `pack` serves one sub-panel, that of gradients all of a panel, sub-panel s from b + s·b_stride.
+Packing fills up to whole vectors or tiles with zeros, in the source too. `spare` is room for one tile of C
+at the edge.
 """
 
 from __future__ import annotations
@@ -33,34 +33,45 @@ MULTIPLY_SIGNATURE = types.void(*[types.int64] * 11)
 
 
 @attrs.frozen(kw_only=True)
-class Variant:
-    """The functions of one instruction set, compiled, and the layout they agree on."""
+class Product:
+    """The functions of one direction, compiled, and the layout they agree on."""
 
-    name: str
     convert: Any
-    pack_rows: Any
-    pack_columns: Any
+    pack: Any
     multiply: Any
-    width: int
-    """Columns of a sub-panel of B."""
-    token_block: int
-    """Tokens that are converted and multiplied together."""
-    weights_per_float: int
+    weights_per_float: int = 1
     """Packed weights in the room of one float32: 2 for bfloat16."""
     activation_step: int
     """Twice the float32 elements of converted activations per step along the depth."""
     depth: int
     """Steps of the sum for which a panel is packed at once."""
-    tiles: bool = False
-    """True if packed columns are AMX tiles of bfloat16, which `_rows` can make of 16 rows of the weight."""
+    row_major: bool = False
+    """True if converted activations lie token by token, in whole steps of 32."""
 
     def activation_stride(self, columns: int) -> int:
         """float32 elements a token takes once converted."""
-        if self.weights_per_float == 1:
+        if not self.row_major:
             return columns
-        stride = -(-columns // 32) * 16
+        stride = -(-columns // 32) * 32 // self.weights_per_float
         # Rows a multiple of 1 KiB apart would compete for the same few cache sets.
         return stride + 16 if stride % 256 == 0 else stride
+
+
+@attrs.frozen(kw_only=True)
+class Variant:
+    """The products of one instruction set."""
+
+    name: str
+    forward: Product
+    """X·Wᵀ, to float32's precision."""
+    gradient: Product
+    """dY·W."""
+    width: int
+    """Columns of a sub-panel of B."""
+    token_block: int
+    """Tokens that are converted and multiplied together."""
+    tiles: bool = False
+    """True if packed columns of `forward` are AMX tiles, which `_rows` can make of 16 rows of the weight."""
 
 
 def compiled(signature: Any, function: Callable[..., Any]) -> Any:
@@ -89,17 +100,19 @@ PYTHON_BLOCK = 6
 
 def python_variant() -> Variant:
     """The portable variant in plain Python and NumPy."""
-    return Variant(
-        name="portable",
+    forward = Product(
         convert=_convert,
-        pack_rows=_pack_rows,
-        pack_columns=_pack_columns,
+        pack=_pack_rows,
         multiply=_multiply,
-        width=PYTHON_WIDTH,
-        token_block=PYTHON_BLOCK,
-        weights_per_float=1,
         activation_step=2 * PYTHON_BLOCK,
         depth=512,
+    )
+    return Variant(
+        name="portable",
+        forward=forward,
+        gradient=attrs.evolve(forward, pack=_pack_columns),
+        width=PYTHON_WIDTH,
+        token_block=PYTHON_BLOCK,
     )
 
 

@@ -9,9 +9,19 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 
-from ._rows_kinds import BLOCK, FLOAT_BLOCK, FLOAT_RECORD, RECORD, SCALE_AT, SUM_AT, TILE_BYTES, place_of
+from ._rows_kinds import (
+    BLOCK,
+    FLOAT_BLOCK,
+    FLOAT_RECORD,
+    RECORD,
+    SCALE_AT,
+    SUM_AT,
+    TILE_BYTES,
+    TILE_PAIR,
+    place_of,
+)
 from ._simd import F32, FLOATS, I8, I32, INTS, WIDTH, compiled_form, constant_vector, function, splat
-from ._simd_tiles import convert_bfloats
+from ._simd_tiles import split_bfloats
 
 Array = npt.NDArray[Any]
 
@@ -111,12 +121,13 @@ def copy_tokens(x: Any, x_stride: Any, tokens: Any, count: Any, records: Any, bi
 
 
 def tile_tokens(x: Any, x_stride: Any, tokens: Any, count: Any, records: Any, bias: Any) -> None:
-    """Tiles of 16 tokens by 32 bfloat16, (block, tile), of `tokens` rows of x; `bias` is not used.
+    """Pairs of tiles of 16 tokens by 32 bfloat16, (block, pair), of `tokens` rows of x: high and low halves.
 
-    The rows of the last tile beyond `tokens` are left as they are: they meet no other row's sums.
+    The rows of the last pair beyond `tokens` are left as they are: they meet no other row's sums. `bias` is
+    not used.
     """
-    tiles = (tokens + 15) // 16
+    pairs = (tokens + 15) // 16
     for b in range(count // BLOCK):
         for t in range(tokens):
-            place = records + (b * tiles + t // 16) * TILE_BYTES + t % 16 * 64
-            convert_bfloats(x + 4 * (t * x_stride + BLOCK * b), place)
+            place = records + (b * pairs + t // 16) * TILE_PAIR + t % 16 * 64
+            split_bfloats(x + 4 * (t * x_stride + BLOCK * b), place, place + TILE_BYTES)

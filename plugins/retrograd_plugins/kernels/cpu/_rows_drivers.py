@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, prange
 
-from ._rows_kinds import TILE_BYTES
+from ._rows_kinds import TILE_BYTES, TILE_PAIR
 from ._simd_memory import address, call, poke, take_ticket
 from ._simd_rows import ROWS
 from ._simd_tiles import (
@@ -34,7 +34,7 @@ from ._simd_tiles import (
 
 RUN = 4
 """Groups whose results are written to the output together."""
-SPARE_FLOATS = 2 * TILE_BYTES // 4
+SPARE_FLOATS = 2 * TILE_PAIR // 4
 """float32 elements of scratch that `group` may use beside its result."""
 
 

@@ -3,10 +3,10 @@
 - VNNI_512, VNNI_256, MADD_256: sums of products with activations rounded to 8 bits, by `vpdpbusd` on 64 or 32
   bytes, or by `vpmaddubsw` and `vpmaddwd`. Products of a block are integers, so these three agree bit for
   bit; the blocks are added in float32 in their order along the row.
-- TILES: the weights in float32, as ggml computes them, rounded to bfloat16 and stored as the right operand
-  of AMX products.
-- AMX: the same tiles, multiplied with bfloat16 activations at once, while the next are unpacked; the sums
-  stay in tile registers 0 to 3.
+- TILES: the weights in float32, as ggml computes them, stored as right operands of AMX products: their high
+  halves as a tile of bfloat16, then their low halves (see `_simd_tiles.split_pairs`).
+- AMX: the same tiles, multiplied with activations split likewise at once, while the next are unpacked; the
+  sums stay in tile registers 0 to 3.
 
 Source: Intel SDM, VPDPBUSD, VPMADDUBSW and TDPBF16PS; rounding in blocks of 32 as ggml's Q8_0.
 """
@@ -19,7 +19,8 @@ from llvmlite import ir
 
 from ._simd import FLOATS, I64, WIDTH, function, splat
 
-VNNI_512, VNNI_256, MADD_256, TILES, AMX = range(5)
+VNNI_512, VNNI_256, MADD_256, TILES, AMX = 0, 1, 2, 5, 6
+"""Numba's cache knows compiled functions by these: a kind that changes its meaning takes a new number."""
 
 BLOCK = 32
 """Activations that share a scale."""
@@ -33,10 +34,12 @@ FLOAT_BLOCK = 8
 """Float activations of a block of formats without quants."""
 FLOAT_RECORD = 4 * FLOAT_BLOCK
 TILE_BYTES = 1024
+TILE_PAIR = 2 * TILE_BYTES
+"""The tiles of high and low halves."""
 MOST_TILES = 4
 """Tiles of 16 tokens whose sums stay in registers."""
-STEP_BYTES = 2 * TILE_BYTES
-"""A step of 32 along the depth of an AMX panel: two tiles."""
+STEP_BYTES = 2 * TILE_PAIR
+"""A step of 32 along the depth of an AMX panel of 32 columns."""
 
 
 def place_of(builder: Any, base: Any, offset: int, kind: Any) -> Any:

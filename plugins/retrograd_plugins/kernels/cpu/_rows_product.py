@@ -88,9 +88,7 @@ class RowsProduct:
         return self._compiled
 
     def _record_floats(self, columns: int) -> int:
-        if self._kind == AMX:
-            return columns // 2
-        return columns if self._rows.floats else columns // BLOCK * RECORD // 4
+        return columns if self._kind == AMX or self._rows.floats else columns // BLOCK * RECORD // 4
 
     def _plan(self, tokens: int, rows: int, columns: int) -> tuple[RowsPlan, npt.NDArray[np.int64]]:
         if len(self._plans) >= KEPT_PLANS:

@@ -78,9 +78,9 @@ def add_block(
     with minima bias is 0. `left` is the address of records (block, token), made with the same bias, and
     `sums` that of float32 lanes, one a token, which are added to.
 
-    For TILES `sums` is where step 0 of the tile is stored; left and tokens are not used. For AMX `left` are
-    tiles of activations (block, tile), `tokens` is the number of tiles, up to MOST_TILES, and `sums` room
-    for two tiles.
+    For TILES `sums` is where step 0 of the pair of tiles is stored; left and tokens are not used. For AMX
+    `left` are pairs of tiles of activations (block, pair), `tokens` is the number of pairs, up to
+    MOST_TILES, and `sums` room for two pairs.
     """
     quants = np.concatenate(
         [np.ascontiguousarray(word).view(np.uint8).reshape(WIDTH, 4) for word in first + second], 1

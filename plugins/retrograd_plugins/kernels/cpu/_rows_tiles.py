@@ -1,29 +1,23 @@
-"""Weights of sixteen rows as AMX tiles of bfloat16, and their products, as LLVM instructions."""
+"""Weights of sixteen rows as pairs of AMX tiles, and their products, as LLVM instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ._rows_integers import Block
-from ._rows_kinds import AMX, BLOCK, MOST_TILES, STEP_BYTES, TILE_BYTES, place_of
-from ._simd import F32, FLOATS, I8, I16, I32, I64, INTS, WIDTH, constant_vector, function
-from ._simd_tiles import BFloatType
+from ._rows_kinds import AMX, BLOCK, MOST_TILES, STEP_BYTES, TILE_BYTES, TILE_PAIR, place_of
+from ._simd import F32, FLOATS, I8, I32, I64, INTS, WIDTH, constant_vector, function
+from ._simd_tiles import split_pairs
 
 
 def store_pair(builder: Any, target: Any, pair: int, first: Any, second: Any) -> None:
-    """Row `pair` of a right operand: two weights of each row, as bfloat16."""
-    # Written as one conversion and one shuffle: LLVM makes seven instructions of a `fptrunc`.
-    version = llvm.llvm_version_info[0]
-    kind = ir.VectorType(BFloatType() if version >= 16 else I16, 2 * WIDTH)
-    convert = function(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, [FLOATS.llvm] * 2)
-    narrow = builder.bitcast(builder.call(convert, [second, first]), ir.VectorType(I16, 2 * WIDTH))
-    interleaved = constant_vector(I32, [lane // 2 + WIDTH * (lane % 2) for lane in range(2 * WIDTH)])
-    row = builder.shuffle_vector(narrow, narrow, interleaved)
-    builder.store(row, place_of(builder, target, 4 * WIDTH * pair, row.type), align=64)
+    """Row `pair` of right operands: two weights of each row, in both tiles."""
+    for half, row in enumerate(split_pairs(builder, first, second)):
+        offset = 4 * WIDTH * pair + TILE_BYTES * half
+        builder.store(row, place_of(builder, target, offset, row.type), align=64)
 
 
 def _converter(builder: Any, top: int, bias: int) -> Callable[[Any], Any]:
@@ -50,7 +44,7 @@ def _converter(builder: Any, top: int, bias: int) -> Callable[[Any], Any]:
 
 
 def store_block(builder: Any, target: Any, top: int, block: Block) -> None:
-    """Store a block, whose quants are at most `top`, as a tile."""
+    """Store a block, whose quants are at most `top`, as a pair of tiles."""
     convert = _converter(builder, top, block.bias)
 
     def value(number: int) -> Any:
@@ -64,15 +58,18 @@ def store_block(builder: Any, target: Any, top: int, block: Block) -> None:
 
 
 def step_place(builder: Any, kind: int, target: Any, step: Any) -> Any:
-    """Where the tile of a step is stored; for AMX one of two places, as the last may still be read."""
+    """Where the tiles of a step are stored; for AMX one of two places, as the last may still be read."""
     if kind == AMX:
         turn = builder.and_(step, ir.Constant(I64, 1))
-        return builder.add(target, builder.mul(turn, ir.Constant(I64, TILE_BYTES)))
+        return builder.add(target, builder.mul(turn, ir.Constant(I64, TILE_PAIR)))
     return builder.add(target, builder.mul(step, ir.Constant(I64, STEP_BYTES)))
 
 
-def multiply_tile(builder: Any, left: Any, tiles: Any, step: Any, place: Any) -> None:
-    """Add the products of a tile at `place` with 1 to 4 tiles of activations to registers 0 to 3."""
+def multiply_tile(builder: Any, left: Any, pairs: Any, step: Any, place: Any) -> None:
+    """Add the products of the tiles at `place` with 1 to 4 pairs of activation tiles to registers 0 to 3.
+
+    Those of two low halves are below what float32 sums keep. The order is that of `_gemm_amx`.
+    """
     load = function(builder, "llvm.x86.tileloadd64", ir.VoidType(), [I8, I8.as_pointer(), I64])
     multiply = function(builder, "llvm.x86.tdpbf16ps", ir.VoidType(), [I8] * 3)
     pitch = ir.Constant(I64, 64)
@@ -80,17 +77,23 @@ def multiply_tile(builder: Any, left: Any, tiles: Any, step: Any, place: Any) ->
     def register(number: int) -> Any:
         return ir.Constant(I8, number)
 
-    builder.call(load, [register(6), builder.inttoptr(place, I8.as_pointer()), pitch])
-    source = builder.add(left, builder.mul(builder.mul(step, tiles), ir.Constant(I64, TILE_BYTES)))
+    def fetch(number: int, base: Any, offset: int) -> None:
+        address = builder.add(base, ir.Constant(I64, offset))
+        builder.call(load, [register(number), builder.inttoptr(address, I8.as_pointer()), pitch])
+
+    high, low = 6, 7
+    fetch(high, place, 0)
+    fetch(low, place, TILE_BYTES)
+    source = builder.add(left, builder.mul(builder.mul(step, pairs), ir.Constant(I64, TILE_PAIR)))
     done = builder.append_basic_block("tiles_done")
     for number in range(MOST_TILES):
-        operand = register(4 + number % 2)
-        address = builder.add(source, ir.Constant(I64, TILE_BYTES * number))
-        builder.call(load, [operand, builder.inttoptr(address, I8.as_pointer()), pitch])
-        builder.call(multiply, [register(number), operand, register(6)])
+        fetch(4, source, TILE_PAIR * number + TILE_BYTES)
+        fetch(5, source, TILE_PAIR * number)
+        for operand, weights in ((4, high), (5, high), (5, low)):
+            builder.call(multiply, [register(number), register(operand), register(weights)])
         if number + 1 < MOST_TILES:
             another = builder.append_basic_block("tile")
-            more = builder.icmp_signed(">", tiles, ir.Constant(I64, number + 1))
+            more = builder.icmp_signed(">", pairs, ir.Constant(I64, number + 1))
             builder.cbranch(more, another, done)
             builder.position_at_end(another)
     builder.branch(done)

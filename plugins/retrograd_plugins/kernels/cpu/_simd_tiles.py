@@ -219,22 +219,79 @@ def poke_bfloat(place: int, value: float) -> None:
     raise RuntimeError("poke_bfloat has a compiled form only")
 
 
-def _emit_pack_rows(builder: Any, source: Any, stride: Any, target: Any) -> None:
-    rows = [
-        builder.bitcast(
-            to_bfloats(builder, _load_vector(builder, _offset(builder, source, stride, i), F32, 32)),
-            ir.VectorType(I32, 16),
-        )
-        for i in range(16)
-    ]
-    for i, column in enumerate(transposed(builder, rows)):
-        _store_vector(builder, builder.add(target, ir.Constant(I64, 64 * i)), column)
+# Halves of float32 for AMX products that keep float32's precision: x = high + low, both bfloat16. Cut off
+# instead of rounded, high is the upper 16 bits, and the rest is exact in float32.
+
+HIGH_BITS = -65536
+
+
+def _high_and_rest(builder: Any, floats: Any) -> tuple[Any, Any]:
+    """The int32 bits of lanes without their lower 16, and of what that leaves of the float32 lanes."""
+    kind = ir.VectorType(I32, floats.type.count)
+    high = builder.and_(builder.bitcast(floats, kind), ir.Constant(kind, [HIGH_BITS] * kind.count))
+    return high, builder.bitcast(builder.fsub(floats, builder.bitcast(high, floats.type)), kind)
+
+
+def split_pairs(builder: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Two vectors of float32 as int32 lanes of bfloat16 pairs, first below second: high and low halves."""
+
+    def paired(below: Any, above: Any) -> Any:
+        sixteen = constant_vector(I32, [16] * below.type.count)
+        mask = constant_vector(I32, [HIGH_BITS] * below.type.count)
+        return builder.or_(builder.lshr(below, sixteen), builder.and_(above, mask))
+
+    below, above = (_high_and_rest(builder, one) for one in (first, second))
+    return paired(below[0], above[0]), paired(below[1], above[1])
+
+
+def _split_row(builder: Any, source: Any) -> tuple[Any, Any]:
+    """32 float32 in memory as 16 lanes of bfloat16 pairs: high and low halves."""
+    floats = _load_vector(builder, source, F32, 32)
+    even, odd = (
+        builder.shuffle_vector(floats, floats, constant_vector(I32, range(start, 32, 2)))
+        for start in range(2)
+    )
+    return split_pairs(builder, even, odd)
+
+
+def _emit_split(builder: Any, source: Any, high: Any, low: Any) -> None:
+    for place, half in zip((high, low), _split_row(builder, source), strict=True):
+        _store_vector(builder, place, half)
+
+
+@compiled_form(_all_integers(_emit_split))
+def split_bfloats(source: int, high: int, low: int) -> None:
+    """32 float32 as 32 bfloat16 at `high` and 32 at `low`, whose sum they are to 16 bits."""
+    raise RuntimeError("split_bfloats has a compiled form only")
+
+
+def _emit_poke_split(builder: Any, high: Any, low: Any, value: Any) -> None:
+    bits = builder.and_(builder.bitcast(value, I32), ir.Constant(I32, HIGH_BITS))
+    rest = builder.bitcast(builder.fsub(value, builder.bitcast(bits, F32)), I32)
+    for place, word in ((high, bits), (low, rest)):
+        half = builder.trunc(builder.lshr(word, ir.Constant(I32, 16)), I16)
+        builder.store(half, builder.inttoptr(place, I16.as_pointer()), align=2)
+
+
+@compiled_form(
+    lambda high, low, value: (types.void, (types.int64, types.int64, types.float32), _emit_poke_split)
+)
+def poke_split(high: int, low: int, value: float) -> None:
+    """Store the bfloat16 halves of one float32."""
+    raise RuntimeError("poke_split has a compiled form only")
+
+
+def _emit_pack_rows(builder: Any, source: Any, stride: Any, high: Any, low: Any) -> None:
+    halves = [_split_row(builder, _offset(builder, source, stride, i)) for i in range(16)]
+    for place, rows in ((high, [half[0] for half in halves]), (low, [half[1] for half in halves])):
+        for i, column in enumerate(transposed(builder, rows)):
+            _store_vector(builder, builder.add(place, ir.Constant(I64, 64 * i)), column)
 
 
 @compiled_form(_all_integers(_emit_pack_rows))
-def pack_tile_from_rows(source: int, stride: int, target: int) -> None:
-    """Right operand tile from 16 rows of 32 float32, each a column of B: transposed pairs."""
-    raise RuntimeError("pack_tile_from_rows has a compiled form only")
+def pack_tiles_from_rows(source: int, stride: int, high: int, low: int) -> None:
+    """Right operand tiles from 16 rows of 32 float32, each a column of B: their halves, pairs transposed."""
+    raise RuntimeError("pack_tiles_from_rows has a compiled form only")
 
 
 def _emit_pack_columns(builder: Any, source: Any, stride: Any, target: Any) -> None:
@@ -253,7 +310,7 @@ def pack_tile_from_columns(source: int, stride: int, target: int) -> None:
     raise RuntimeError("pack_tile_from_columns has a compiled form only")
 
 
-# AMX. Registers 0-3 accumulate, 4-5 hold the left and 6-7 the right operand.
+# AMX. Registers 0-3 accumulate, 4-7 hold operands.
 
 TILE_CONFIG = struct.pack("<BB14x8H16x8B8x", 1, 0, *[64] * 8, *[16] * 8)
 """Palette 1; all eight registers 16 rows of 64 bytes (Intel SDM volume 1, chapter 18)."""

@@ -3,7 +3,7 @@
 //
 // Without `sequences` the prompt is timed, with it the generation after the prompt. Sampling is greedy, the
 // cheapest there is, and stop tokens do not stop it. The KV cache is F16 and flash attention "auto": the defaults.
-import { readFileSync, writeSync } from "node:fs";
+import { readFileSync, writeFileSync, writeSync } from "node:fs";
 import { createRequire } from "node:module";
 import path from "node:path";
 import { performance } from "node:perf_hooks";
@@ -65,6 +65,12 @@ const highWater = () => {
     return process.resourceUsage().maxRSS / 1024;
   }
 };
+const whileLoading = highWater();
+try {
+  writeFileSync("/proc/self/clear_refs", "5"); // a new peak from here on, as the Python contestants have it
+} catch {
+  // Not Linux: the peak is that of the whole process.
+}
 
 async function readPrompt(sequence, upTo) {
   const wanted = ids.slice(0, upTo);
@@ -113,13 +119,14 @@ const middle = ordered.length >> 1;
 const median = ordered.length % 2 ? ordered[middle] : (ordered[middle - 1] + ordered[middle]) / 2;
 const work = tokens > 0 ? sequences * tokens : prompt;
 const peakMb = Math.round(highWater() * 10) / 10;
+const processPeakMb = Math.max(peakMb, Math.round(whileLoading * 10) / 10);
 const { version } = JSON.parse(readFileSync(path.join(nodeDir, "node_modules/node-llama-cpp/package.json"), "utf8"));
 const result = {
   seconds: median,
   rate: work / median,
   samples,
   peak_mb: peakMb,
-  process_peak_mb: peakMb,
+  process_peak_mb: processPeakMb,
   versions: {
     node: process.version,
     "node-llama-cpp": version,

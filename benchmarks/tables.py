@@ -9,7 +9,7 @@ import attrs
 
 from .cases import Case
 from .models import TITLES, ModelWork
-from .runner import Runs
+from .runner import QUIET_CORES, Runs
 from .statistics import Comparison, Spread, Summary, compare, summarise
 
 OURS = "retrograd"
@@ -107,7 +107,9 @@ def _best_table(report: Report) -> str:
                 _case_title(case),
                 report.titles[comparison.peer],
                 _spread(comparison.rate, "×"),
-                _verdict(case.target, comparison.rate.median, at_least=True),
+                _verdict(
+                    case.target, comparison.rate.median, at_least=True, doubt=_doubt(report, comparison)
+                ),
                 _spread(comparison.memory, "×"),
                 _verdict(case.memory_target, comparison.memory.median, at_least=False),
             )
@@ -202,11 +204,29 @@ def _case_title(case: Case) -> str:
     return f"{TITLES[case.model]}: {case.title}" if case.model else case.title
 
 
-def _verdict(target: float | None, value: float, *, at_least: bool) -> str:
+def _verdict(target: float | None, value: float, *, at_least: bool, doubt: str = "") -> str:
     if target is None:
         return ""
     reached = value >= target if at_least else value <= target
-    return f"{'≥' if at_least else '≤'} {target:.3g}×: {'reached' if reached else 'not reached'}"
+    said = doubt or ("reached" if reached else "not reached")
+    return f"{'≥' if at_least else '≤'} {target:.3g}×: {said}"
+
+
+def _doubt(report: Report, comparison: Comparison) -> str:
+    """Why a ratio of rates says neither that a target is reached nor that it is not, or ""."""
+    if report.settings.get("quick"):
+        return "not judged (--quick)"
+    shares = [
+        run.others_cores
+        for name in (comparison.ours, comparison.peer)
+        for run in report.runs[comparison.case, name]
+        if run.others_cores is not None
+    ]
+    # Peers that spin at barriers lose far more than their share on a busy machine: that is no result.
+    busy = Spread.of(shares)
+    if busy is not None and busy.median > QUIET_CORES:
+        return f"not judged (others used {busy.median:.1f} cores)"
+    return ""
 
 
 def _spread(spread: Spread, suffix: str = "") -> str:

@@ -73,9 +73,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_sigkill_and_resume(workspace: Workspace, name: str) -> None:
-    case, rng = CASES[name], random.Random(name)
+@pytest.mark.parametrize(
+    ("name", "seed"), [*((name, 0) for name in CASES), ("plain", 1), ("accumulation", 1), ("cpu", 1)]
+)
+def test_sigkill_and_resume(workspace: Workspace, name: str, seed: int) -> None:
+    case, rng = CASES[name], random.Random(f"{name} {seed}")
     every = rng.randint(1, 4)
 
     def settings(load: list[str]) -> dict[str, Any]:
@@ -99,8 +101,8 @@ def test_sigkill_and_resume(workspace: Workspace, name: str) -> None:
     for path in (workspace / "checkpoints", workspace / "out"):
         path.rename(path.with_name(path.name + ".whole"))
 
-    # A checkpoint exists from the first multiple of `every`, or from the first evaluation on.
-    first = one_epoch + 1 if case.mode == "best_eval" else every
+    # The first checkpoint follows the hooks of step `every`, or the first evaluation.
+    first = one_epoch + 2 if case.mode == "best_eval" else every + 1
     step = rng.randint(first, total - 1)
     action = AT_ONCE if rng.random() < 0.5 else A_LITTLE_LATER.format(seconds=rng.uniform(0, 0.02))
     hook_file(

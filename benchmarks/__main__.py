@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
+from retrograd.cache import cache_dir
 from retrograd.errors import RetrogradError
-from retrograd.gguf.cache import cache_dir
 
 from . import cases as case_module
 from . import contestants as contestant_module

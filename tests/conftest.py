@@ -120,6 +120,6 @@ def _real_model(name: str, locator: str) -> Path:
 
 
 def _cache_dir() -> Path:
-    from retrograd.gguf.cache import cache_dir
+    from retrograd.cache import cache_dir
 
     return cache_dir()

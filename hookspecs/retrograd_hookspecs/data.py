@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from .training import AuditFinding
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -27,7 +29,15 @@ class TokenExample:
 
 
 class Dataset(Protocol):
-    """Reads one data format."""
+    """Reads one data format.
+
+    `turns`: trained runs of tokens are a model's turns, each of which must end in a stop token.
+    """
+
+    turns: bool
+
+    def findings(self) -> Sequence[AuditFinding]:
+        """What can be said before any data is read: does the model's template fit?"""
 
     def load(self, path: Path, *, ctx: int) -> Sequence[TokenExample]:
         """All examples. `DataError` lists every bad line as `file:line`. Nothing is cut or dropped:

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import BuildContext, Component, PluginError, Problem
+from retrograd_hookspecs import KINDS, BuildContext, Component, PluginError, Problem, RetrogradError
 
 from .config import (
     SHARED_SECTIONS,
@@ -94,9 +94,13 @@ class Assembly:
         """Build a component: from its own table, or from `keys` if given."""
         chosen = self.chosen.get((kind, name))
         if chosen is not None and not keys:
-            return build_component(self, chosen.component, chosen.config)
-        component = usable(self.session, kind, name).component
-        return build_component(self, component, component.config(**keys))
+            return build_component(self, chosen.registered, chosen.config)
+        registered = usable(self.session, kind, name)
+        try:
+            config = registered.component.config(**keys)
+        except TypeError as error:
+            raise PluginError(f"{registered.distribution}: {kind}.{name}: {error}") from error
+        return build_component(self, registered, config)
 
 
 def usable(session: PluginSession, kind: str, name: str) -> Registered:
@@ -111,15 +115,25 @@ def _by_table(chosen: Mapping[tuple[str, str], Chosen]) -> dict[str, Any]:
     return {name: config for name, config in named if name is not None}
 
 
-def build_component(assembly: Assembly, component: Component[Any, Any], config: Any) -> Any:
-    """Call `Component.build` with the services it needs."""
+def build_component(assembly: Assembly, registered: Registered, config: Any) -> Any:
+    """Call `Component.build` with the services it needs. A failure that is no `RetrogradError` names the
+    plugin."""
+    component = registered.component
     context = BuildContext(
         config=assembly.config,
         base_dir=assembly.config.base_dir,
         services=assembly.services.select(component.needs),
         build=assembly.build,
     )
-    return component.build(config, context)
+    try:
+        return component.build(config, context)
+    except RetrogradError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{registered.distribution} {registered.version}: building the {KINDS[registered.kind].singular}"
+            f" {component.name!r} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
@@ -163,7 +177,7 @@ def _parts(
     services.extend(factories(assembly))
     for (kind, name), item in chosen.items():
         if kind == "hooks":
-            built = build_component(assembly, item.component, item.config)
+            built = build_component(assembly, item.registered, item.config)
             if built is not None:
                 session.register(built, f"{item.registered.distribution}:{name}", item.registered.version)
     return assembly

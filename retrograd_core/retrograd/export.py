@@ -53,7 +53,7 @@ def export_model(
         found = compare_models(tuned, merged, probe)
         lines.append(f"base with adapter against the merged file: {found}")
     if modelfile:
-        path = out.with_name("Modelfile")
+        path = out.with_name(f"{out.stem}.Modelfile")
         tokenizer = tuned.services.get("tokenizer")
         content = modelfile_text(
             base,

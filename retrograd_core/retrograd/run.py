@@ -26,6 +26,7 @@ from retrograd_hookspecs import (
     Trainable,
     TrainingError,
     UpdateRule,
+    UpdateStats,
 )
 
 from .checkpoint import SUFFIX, Checkpoint, CheckpointStore
@@ -122,6 +123,7 @@ class Run:
         self._first_evaluation: EvaluationReport | None = None
         self._last_evaluation: EvaluationReport | None = None
         self._process = psutil.Process()
+        self._updating = False
 
     @property
     def hook(self) -> Any:
@@ -168,12 +170,12 @@ class Run:
 
     def _execute(self, resume: Path | None, interrupt: Interrupt, started: float) -> RunResult:
         total = self.algorithm.total_steps()
-        update = self._make_update(total)
+        update = self._guarded(self._make_update(total))
         if resume is not None:
             self._load(resume)
         self._session.call("retrograd_run_started", run=self)
         if self.progress.step == 0:
-            self._first_evaluation = self._evaluate("before training")
+            self._first_evaluation = self._announce(self._evaluate("before training"))
         outcome = "finished"
         checkpoint: Path | None = None
         tokens_before = self.progress.tokens
@@ -182,6 +184,7 @@ class Run:
             for report in self.algorithm.run(update):
                 self._after_step(report, clock)
                 stop = self._evaluate_if_due(report)
+                self._session.call("retrograd_step_finished", run=self, report=report)
                 saved = self._checkpoint_if_due(report)
                 if interrupt.requested:
                     outcome = "interrupted"
@@ -214,6 +217,17 @@ class Run:
             checkpoint=checkpoint,
         )
 
+    def _guarded(self, update: UpdateRule) -> UpdateRule:
+        """The rule, remembering whether it ended: weights in the middle of an update are not saved."""
+
+        def apply(step: int) -> UpdateStats:
+            self._updating = True
+            stats = update(step)
+            self._updating = False
+            return stats
+
+        return apply
+
     def _after_step(self, report: StepReport, clock: _Clock) -> None:
         progress = self.progress
         progress.step = report.step
@@ -240,7 +254,6 @@ class Run:
                 f"the gradient was not finite in {MAX_SKIPPED_IN_A_ROW} steps in a row (up to step"
                 f" {report.step}); the weights are those before them; {cause}"
             )
-        self._session.call("retrograd_step_finished", run=self, report=report)
 
     def _evaluate_if_due(self, report: StepReport) -> bool:
         """Evaluate at a boundary that is due; True if patience has run out."""
@@ -263,6 +276,7 @@ class Run:
                 self._save("best")
         else:
             self.progress.evaluations_without_improvement += 1
+        self._announce(evaluation)  # after the bookkeeping: a hook that fails must not undo it
         patience = settings.patience
         if patience is None or self.progress.evaluations_without_improvement < patience:
             return False
@@ -288,6 +302,10 @@ class Run:
             metrics = {**evaluation.metrics, "timing/evaluation_seconds": time.monotonic() - started}
             self._sinks.write(self.progress.step, metrics)
             self._reporter.evaluated(evaluation, label)
+        return evaluation
+
+    def _announce(self, evaluation: EvaluationReport | None) -> EvaluationReport | None:
+        if evaluation is not None:
             self._session.call("retrograd_evaluated", run=self, report=evaluation)
         return evaluation
 
@@ -296,7 +314,7 @@ class Run:
             return None
         if self._last_evaluation is not None and self._evaluated_at_end():
             return self._last_evaluation
-        return self._evaluate("after training")
+        return self._announce(self._evaluate("after training"))
 
     def _evaluated_at_end(self) -> bool:
         settings = self.config.evaluation
@@ -313,7 +331,7 @@ class Run:
     def _save_after_failure(self) -> None:
         """Keep what was trained; a checkpoint that fails too must not hide the first error."""
         step = self.progress.step
-        if step == 0 or (self._store().directory / (_step_name(step) + SUFFIX)).exists():
+        if step == 0 or self._updating or (self._store().directory / (_step_name(step) + SUFFIX)).exists():
             return
         try:
             path = self._save(_step_name(step))

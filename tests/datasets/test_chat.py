@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from retrograd.testing.datasets import check_dataset
-from retrograd_hookspecs import BuildContext, DataError, ModelError, NoConfig, TokenExample
-from retrograd_plugins.datasets.chat import ChatDataset, retrograd_datasets
+from retrograd_hookspecs import BuildContext, DataError, TokenExample
+from retrograd_plugins.datasets.jsonl import ChatDataset, retrograd_datasets
 
 from . import standins
 from .standins import StandInFormat, template
@@ -26,8 +26,8 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "dry"}
 ANSWER = {"role": "assistant", "content": "Dry."}
 
 
-def dataset(name: str = "qwen2.5") -> ChatDataset:
-    return ChatDataset(standins.chatml(), template(name), StandInFormat())
+def dataset(name: str = "qwen2.5", variables: dict[str, Any] | None = None) -> ChatDataset:
+    return ChatDataset(standins.chatml(), template(name), StandInFormat(), variables)
 
 
 def load(tmp_path: Path, *lines: Any, name: str = "qwen2.5", ctx: int = 4096) -> list[TokenExample]:
@@ -269,7 +269,7 @@ def test_notes_count_and_explain(tmp_path: Path) -> None:
 def test_template_variables_reach_the_template(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     plain = dataset("qwen3")
-    closed = plain.with_variables({"enable_thinking": False})
+    closed = dataset("qwen3", {"enable_thinking": False})
     assert plain.load(path, ctx=4096)[0].trained.sum() > closed.load(path, ctx=4096)[0].trained.sum()
 
 
@@ -281,8 +281,7 @@ def test_component_builds_from_services() -> None:
         "chat_format": StandInFormat(),
     }
     assert set(component.needs) == set(services)
-    built = component.build(NoConfig(), BuildContext(config=None, base_dir=Path(), services=services))
+    built = component.build(component.config(), BuildContext(config=None, base_dir=Path(), services=services))
     assert isinstance(built, ChatDataset)
-    without = BuildContext(config=None, base_dir=Path(), services={**services, "template": None})
-    with pytest.raises(ModelError, match="has no tokenizer"):
-        component.build(NoConfig(), without)
+    assert built.turns
+    assert {finding.check for finding in built.findings()} >= {"template tools", "tool calls"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retrograd.audit import audit_examples, describe_masks
 from retrograd.gguf import open_model
-from retrograd_plugins.datasets.chat import ChatDataset
+from retrograd_plugins.datasets.jsonl import ChatDataset
 from retrograd_plugins.datasets.text import TextDataset
 from retrograd_plugins.tokenizers.gpt2 import Gpt2Tokenizer
 from retrograd_plugins.tokenizers.llama import LlamaTokenizer

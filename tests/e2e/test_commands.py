@@ -342,7 +342,7 @@ def test_export(workspace: Workspace, trained: Path, command: str) -> None:
     kl = re.search(r"KL ([\d.e+-]+) nats a token on average", found.out)
     assert kl is not None
     assert float(kl[1]) < 1e-6
-    modelfile = (workspace / "Modelfile").read_text()
+    modelfile = (workspace / "merged.Modelfile").read_text()
     assert "FROM ./merged.gguf" in modelfile
     assert "<|im_end|>" in modelfile
     # It is a model: it loads, and its held-out loss is the tuned one's.

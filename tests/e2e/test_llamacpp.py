@@ -118,7 +118,7 @@ def test_an_export_runs_alone(
     printed = re.search(r"KL (\S+) nats a token on average, \S+ at most; top token agrees at", found.out)
     assert printed is not None
     assert float(printed[1]) < largest_kl
-    assert (workspace / "Modelfile").read_text().startswith("FROM ./merged.gguf\n")
+    assert (workspace / "merged.Modelfile").read_text().startswith("FROM ./merged.gguf\n")
 
     tuned, alone = ours(model, TOKENS, adapter), ours(merged, TOKENS)
     assert kl(tuned, alone) < largest_kl

@@ -33,6 +33,7 @@ from retrograd_hookspecs import (
     AuditFinding,
     BuildContext,
     Component,
+    ConfigTable,
     DataError,
     Dataset,
     EvaluationReport,
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from retrograd.engine import Step, StepStats, TrainingEngine, TrainingSequence
 
 _FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
-_DATASETS = {"jsonl": "chat"}
-"""Data formats by the name of their dataset component, where that differs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,22 +87,18 @@ class Sft:
         loss: Loss,
         dataset: Dataset,
         tokenizer: Tokenizer,
-        chat: bool,
         seed: int,
         training: Any,
         evaluation: Any,
-        template_findings: Sequence[AuditFinding],
     ) -> None:
         self._config = config
         self._engine = engine
         self._loss = loss
         self._dataset = dataset
         self._tokenizer = tokenizer
-        self._chat = chat
         self._seed = seed
         self._training = training
         self._evaluation = evaluation
-        self._template_findings = template_findings
         self._examples: Sequence[TokenExample] = ()
         self._sequences: list[TrainingSequence] = []
         self._held_out: list[TrainingSequence] = []
@@ -120,14 +115,16 @@ class Sft:
 
         ctx = self._training.ctx
         examples, notes, held_out = self._load(ctx)
-        findings = [*self._template_findings] if self._chat else []
+        findings = [*self._dataset.findings()]
         findings += [AuditFinding(level="note", check="data", message=note) for note in notes]
-        findings += audit_examples(examples, self._tokenizer, ctx=ctx, chat=self._chat)
+        findings += audit_examples(examples, self._tokenizer, ctx=ctx, chat=self._dataset.turns)
         findings.append(within_context(examples, self._engine.model.spec.context_length))
         self._examples = examples
         self._sequences = [TrainingSequence.of(example) for example in examples]
         if self._evaluation is not None:
-            findings += _of_held_out(audit_examples(held_out, self._tokenizer, ctx=ctx, chat=self._chat))
+            findings += _of_held_out(
+                audit_examples(held_out, self._tokenizer, ctx=ctx, chat=self._dataset.turns)
+            )
             findings.append(overlap(examples, held_out))
             self._held_out = [TrainingSequence.of(example) for example in held_out]
         self._steps_before = [0]
@@ -288,38 +285,32 @@ def _of_held_out(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
 
 
 def _build(config: SftConfig, context: BuildContext) -> Algorithm:
-    from retrograd.audit import audit_template
-    from retrograd.conversation import ConversationEncoder
-
     run = context.config
-    data_format = config.format_of(config.data)
-    dataset = context.build("datasets", _DATASETS.get(data_format, data_format))
-    findings: list[AuditFinding] = []
-    if hasattr(dataset, "with_variables"):
-        dataset = dataset.with_variables(config.template_variables)
-        chat_format = context.service("chat_format")
-        encoder = ConversationEncoder(
-            context.service("tokenizer"),
-            context.service("template"),
-            chat_format,
-            config.template_variables,
-        )
-        findings = audit_template(encoder, chat_format)
-        note = context.service("template").fallback_note()
-        if note:
-            findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
+    keys = {"template_variables": config.template_variables} if config.template_variables else {}
     return Sft(
         config,
         engine=context.service("engine"),
         loss=context.build("losses", config.loss),
-        dataset=dataset,
+        dataset=context.build("datasets", config.format_of(config.data), **keys),
         tokenizer=context.service("tokenizer"),
-        chat=bool(findings),
         seed=run.table("lora").get("seed", 42),
         training=run.training,
         evaluation=run.evaluation,
-        template_findings=findings,
     )
+
+
+def _check(config: SftConfig, table: ConfigTable, run: Any) -> list[Problem]:
+    """Template variables need data that goes through the template."""
+    if config.template_variables and config.format_of(config.data) == "text":
+        return [
+            Problem(
+                where=table.where("template_variables"),
+                key="sft.template_variables",
+                message="plain text goes through no chat template",
+                hint='remove it, or set data_format = "jsonl"',
+            )
+        ]
+    return []
 
 
 @hookimpl
@@ -331,8 +322,9 @@ def retrograd_algorithms() -> list[Component[SftConfig, Algorithm]]:
             config=SftConfig,
             build=_build,
             summary="Supervised fine-tuning on conversations or plain text.",
-            needs=("engine", "tokenizer", "template", "chat_format"),
-            selects={"loss": "losses"},
+            needs=("engine", "tokenizer"),
+            selects={"loss": "losses", "data_format": "datasets"},
+            check=_check,
             applies=("evaluation",),
             reads=(
                 "training.epochs",

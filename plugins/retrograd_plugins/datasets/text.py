@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrograd_hookspecs import (
+    AuditFinding,
     BuildContext,
     Component,
     DataError,
@@ -26,6 +27,12 @@ from retrograd_hookspecs import (
 
 class TextDataset:
     """Reads a UTF-8 text file."""
+
+    turns = False
+
+    def findings(self) -> Sequence[AuditFinding]:
+        """Text has no template."""
+        return ()
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -102,7 +102,7 @@ def parse_locator(locator: str) -> tuple[list[WheelFile], str]:
 
 
 def _cache_path(parts: Sequence[WheelFile]) -> Path:
-    from retrograd.gguf.cache import cache_dir
+    from retrograd.cache import cache_dir
 
     identity = "+".join(f"{part.requirement}/{part.path}" for part in parts)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -38,10 +38,23 @@ class _PluginGroup(click.Group):
             component = next(c for c in components if c.name == point.name)
             command: click.Command = component.build(component.config(), None)
         except Exception as error:
-            raise click.ClickException(
-                f"the command {name!r} of {_owner(point)} does not load: {type(error).__name__}: {error}"
-            ) from error
+            return _broken(name, f"{_owner(point)} does not load: {type(error).__name__}: {error}")
         return command
+
+
+def _broken(name: str, reason: str) -> click.Command:
+    """Stands for a command that cannot be loaded, so that the others still can be listed and run."""
+
+    def fail(arguments: tuple[str, ...]) -> None:
+        raise click.ClickException(f"the command {name!r} of {reason}")
+
+    return click.Command(
+        name,
+        callback=fail,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+        short_help=f"({reason})",
+    )
 
 
 def _owner(point: metadata.EntryPoint) -> str:

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrograd.cache import cache_dir
 from retrograd_hookspecs import ModelError
 
-from .cache import cache_dir
 from .writer import atomic_file
 
 _log = logging.getLogger(__name__)

@@ -20,26 +20,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from retrograd_hookspecs import (
+    AuditFinding,
     BuildContext,
     ChatFormat,
     ChatTemplate,
     Component,
     Dataset,
-    ModelError,
-    NoConfig,
     TokenExample,
     Tokenizer,
     TokenizerError,
     hookimpl,
+    key,
 )
 
 if TYPE_CHECKING:
     from retrograd.conversation import EncodedConversation
 
 
+@attrs.frozen(kw_only=True)
+class ChatConfig:
+    """Keys that an algorithm passes on from its own table."""
+
+    template_variables: Mapping[str, Any] = key(factory=dict, doc="Variables for the chat template.")
+
+
 class ChatDataset:
     """Reads chat JSONL for one model."""
+
+    turns = True
 
     def __init__(
         self,
@@ -50,14 +61,20 @@ class ChatDataset:
     ) -> None:
         from retrograd.conversation import ConversationEncoder
 
-        self._model = (tokenizer, template, chat_format)
+        self._template = template
         self._chat_format = chat_format
         self._encoder = ConversationEncoder(tokenizer, template, chat_format, template_variables)
         self._notes: list[str] = []
 
-    def with_variables(self, template_variables: Mapping[str, Any]) -> ChatDataset:
-        """The same dataset with variables for the chat template (`enable_thinking`)."""
-        return ChatDataset(*self._model, template_variables)
+    def findings(self) -> Sequence[AuditFinding]:
+        """Does the template render tools and repeat history, and does the chat format read its own calls?"""
+        from retrograd.audit import audit_template
+
+        findings = audit_template(self._encoder, self._chat_format)
+        note = getattr(self._template, "fallback_note", str)()
+        if note:
+            findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
+        return findings
 
     def load(self, path: Path, *, ctx: int) -> Sequence[TokenExample]:
         """All examples in the order of the lines; a record may become several (see `notes`).
@@ -89,25 +106,24 @@ class ChatDataset:
         return list(self._notes)
 
 
-def _build(config: NoConfig, context: BuildContext) -> Dataset:
-    template = context.service("template")
-    if template is None:
-        raise ModelError(
-            "chat data needs a chat template, and the model has no tokenizer.chat_template: use an instruct"
-            ' model, or train plain text with data_format = "text"'
-        )
-    return ChatDataset(context.service("tokenizer"), template, context.service("chat_format"))
+def _build(config: ChatConfig, context: BuildContext) -> Dataset:
+    return ChatDataset(
+        context.service("tokenizer"),
+        context.service("template"),
+        context.service("chat_format"),
+        config.template_variables,
+    )
 
 
 @hookimpl
-def retrograd_datasets() -> list[Component[NoConfig, Dataset]]:
-    """`chat`."""
+def retrograd_datasets() -> list[Component[ChatConfig, Dataset]]:
+    """`jsonl`."""
     return [
         Component(
-            name="chat",
-            config=NoConfig,
+            name="jsonl",
+            config=ChatConfig,
             build=_build,
-            summary='Chat JSONL (data_format = "jsonl"): assistant turns and their stop tokens are trained.',
+            summary="Chat JSONL: assistant turns and their stop tokens are trained.",
             needs=("tokenizer", "template", "chat_format"),
         )
     ]

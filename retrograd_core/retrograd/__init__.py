@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from retrograd_plugins.trainables.lora import LoraConfig
-
     from retrograd_plugins.algorithms.sft import SftConfig
+    from retrograd_plugins.trainables.lora import LoraConfig
 
     from .config import EvaluationConfig, TrainingConfig
     from .run import RunResult

@@ -288,6 +288,7 @@ def retrograd_step_finished(run, report):
 """
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize(
     ("format", "value"),

@@ -60,6 +60,7 @@ def test_an_adapter_has_its_effect_in_llamacpp(
     format: str,
 ) -> None:
     model = tiny_model(architecture=architecture, format=format)
+    write_jsonl(workspace / "train.jsonl", chats(range(9)))
     adapter = workspace / "out" / "adapter.gguf"
     base = ours(model, TOKENS)
     without = llamacpp.next_token_logprobs(model, TOKENS)

@@ -146,6 +146,16 @@ def test_killed_again_and_again(workspace: Workspace) -> None:
     assert workspace.losses() == losses
 
 
+def test_a_bare_resume_may_stand_before_the_file(workspace: Workspace) -> None:
+    path = workspace.toml(checkpoint={"directory": "checkpoints", "mode": "steps", "every_steps": 4})
+    retrograd("train", path)
+    whole = workspace.adapter
+    assert "resumed from" in retrograd("train", "--resume", path).err
+    assert workspace.adapter == whole
+    found = retrograd("train", "--resume", workspace / "checkpoints" / "step-000004.state", code=2)
+    assert "Missing argument 'CONFIG'" in found.err
+
+
 def test_resume_from_in_the_file(workspace: Workspace) -> None:
     checkpoint = {"directory": "checkpoints", "mode": "steps", "every_steps": 4}
     retrograd("train", workspace.toml(checkpoint=checkpoint))

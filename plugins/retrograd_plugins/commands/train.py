@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from retrograd.cli.options import config_argument, model_options, set_option
+from retrograd.cli.options import model_options, set_option
 from retrograd_hookspecs import Component, NoConfig, hookimpl
 
 
 @click.command(name="train", help="Train as CONFIG says, and write the result.")
-@config_argument
+@click.argument("config", type=click.Path(path_type=Path), required=False, metavar="CONFIG")
 @click.option(
     "--resume",
     is_flag=False,
@@ -23,7 +23,11 @@ from retrograd_hookspecs import Component, NoConfig, hookimpl
 @model_options
 @set_option
 def train(
-    config: Path, resume: str | None, model: str | None, device: str | None, overrides: tuple[str, ...]
+    config: Path | None,
+    resume: str | None,
+    model: str | None,
+    device: str | None,
+    overrides: tuple[str, ...],
 ) -> int:
     """Assemble, audit, train; exit code 0 on success, 1 if the run was interrupted."""
     import sys
@@ -32,6 +36,10 @@ def train(
     from retrograd.progress import terminal_reporter
     from retrograd.session import start_run
 
+    if config is None:
+        if resume is None or Path(resume).suffix != ".toml":
+            raise click.UsageError("Missing argument 'CONFIG'.")
+        config, resume = Path(resume), ""  # `--resume run.toml`: click took the file for the checkpoint
     document = open_document(config, model=model, device=device, overrides=overrides)
     reporter = terminal_reporter(sys.stderr)
     run, checkpoint = start_run(document, reporter, resume=resume)

@@ -21,6 +21,7 @@ from .errors import (
 )
 from .kernels import (
     ANY_FORMAT,
+    FUSED,
     OPS,
     OPS_BY_FORMAT,
     STAND_INS,
@@ -28,6 +29,7 @@ from .kernels import (
     DeviceInfo,
     KernelImpl,
     KernelTable,
+    LowRank,
     QuantMatrix,
 )
 from .lifecycle import LifecycleHooks, SelectionHooks
@@ -73,6 +75,7 @@ from .training import (
 
 __all__ = [
     "ANY_FORMAT",
+    "FUSED",
     "KINDS",
     "OPS",
     "OPS_BY_FORMAT",
@@ -106,6 +109,7 @@ __all__ = [
     "Loss",
     "LossBatch",
     "LossResult",
+    "LowRank",
     "Message",
     "ModelError",
     "ModelFile",

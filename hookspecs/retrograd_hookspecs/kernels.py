@@ -31,6 +31,8 @@ segments with `context_length` 0.
 | `matmul` (by format) | `(x (T,K), w, out (T,N))`: out = x·Wᵀ, W (N,K) |
 | `matmul_input_grad` (by format) | `(dout (T,N), w, dx (T,K), accumulate: bool)`: dx = dout·W, or adds to dx |
 | `matmul_few` (by format, optional) | as `matmul`, for few rows; may round activations to 8 bits, so not bit for bit `matmul`. For `training.fast_sampling_context` only. Where there is none, `matmul` serves |
+| `project` (by format, optional) | `(x (T,K), weights, adapters, outs)`: sequences with one entry a projection: out (T,N) = x·Wᵀ, and with an adapter as `lora_forward`. Without: `matmul` and `lora_forward` |
+| `project_backward` (by format, optional) | `(douts, x, weights, adapters, dx (T,K), accumulate: bool)`: dx = the sum of dout·W over the projections, or adds to dx; with adapters as `lora_backward`. Without: `matmul_input_grad` and `lora_backward` |
 | `embedding` (by format) | `(ids int32 (T,), w, scale: float, out (T,K))`: out = scale·W[ids] |
 | `lora_forward` | `(x (T,K), a (r,K), b (N,r), scale, hidden (T,r), out (T,N))`: hidden = x·aᵀ; adds scale·hidden·bᵀ to out |
 | `lora_backward` | `(dout (T,N), x, hidden, a, b, scale, da (r,K), db (N,r), dx (T,K))`: adds to da, db and dx |
@@ -62,9 +64,20 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "matmul_few", "embedding")
+OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "matmul_few", "project", "project_backward", "embedding")
 STAND_INS = {"matmul_few": "matmul"}
 """Optional ops, and the op of the same arguments that serves where no kernel implements them."""
+FUSED = {
+    "project": ("matmul", "lora_forward"),
+    "project_backward": ("matmul_input_grad", "lora_backward"),
+}
+"""Optional ops that do the work of others in one pass, and these others, the first of which reads weights.
+
+Where no kernel implements a fused op, its parts are called one by one. So they are where a part would be served
+by a kernel of higher priority, or the first by one of another variant: who replaces a part is not passed
+over. A fused kernel serves projections together if it is registered as the same function for the formats of
+all their weights.
+"""
 OPS = (
     *OPS_BY_FORMAT,
     "lora_forward",
@@ -112,6 +125,23 @@ class QuantMatrix:
     def row_slice(self, first: int, stop: int) -> QuantMatrix:
         """Rows [first, stop) as a view: rows are self-contained in every ggml format."""
         return attrs.evolve(self, data=self.data[first:stop])
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class LowRank:
+    """The adapter of one projection in a call of `project` or `project_backward`."""
+
+    a: Any
+    """(r, K)."""
+    b: Any
+    """(N, r)."""
+    scale: float
+    hidden: Any
+    """(T, r): x·aᵀ, written by `project` and read by `project_backward`."""
+    da: Any = None
+    """(r, K), added to by `project_backward`; None in `project`."""
+    db: Any = None
+    """(N, r), likewise."""
 
 
 @attrs.frozen(kw_only=True)

@@ -3,17 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from retrograd_hookspecs import (
     ANY_FORMAT,
+    FUSED,
     OPS,
     OPS_BY_FORMAT,
     STAND_INS,
     DeviceInfo,
     KernelError,
     KernelImpl,
+    KernelTable,
+    LowRank,
+    QuantMatrix,
 )
+
+
+def project(
+    table: KernelTable,
+    x: Any,
+    weights: Sequence[QuantMatrix],
+    adapters: Sequence[LowRank | None],
+    outs: Sequence[Any],
+) -> None:
+    """The op `project` by its parts."""
+    for weight, adapter, out in zip(weights, adapters, outs, strict=True):
+        table.get("matmul", weight.format)(x, weight, out)
+        if adapter is not None:
+            one = adapter
+            table.get("lora_forward")(x, one.a, one.b, one.scale, one.hidden, out)
+
+
+def project_backward(
+    table: KernelTable,
+    douts: Sequence[Any],
+    x: Any,
+    weights: Sequence[QuantMatrix],
+    adapters: Sequence[LowRank | None],
+    dx: Any,
+    accumulate: bool,
+) -> None:
+    """The op `project_backward` by its parts."""
+    for dout, weight, adapter in zip(douts, weights, adapters, strict=True):
+        table.get("matmul_input_grad", weight.format)(dout, weight, dx, accumulate)
+        accumulate = True
+        if adapter is not None:
+            one = adapter
+            gradients = table.get("lora_backward")
+            gradients(dout, x, one.hidden, one.a, one.b, one.scale, one.da, one.db, dx)
+
 
 Selector = Callable[[str, str, Sequence[KernelImpl]], KernelImpl | None]
 
@@ -37,6 +77,10 @@ class FrozenKernelTable:
         for candidates in self._candidates.values():
             candidates.sort(key=lambda impl: -impl.priority)
         self._serving: dict[tuple[str, str], KernelImpl] = {}
+        self._one_by_one = {
+            "project": partial(project, self),
+            "project_backward": partial(project_backward, self),
+        }
 
     def get(self, op: str, format: str = "") -> Callable[..., Any]:
         """The function that serves `op` for weights of `format`."""
@@ -46,7 +90,9 @@ class FrozenKernelTable:
         """The implementation that serves `op`. Raises `KernelError` if there is none."""
         key = (op, format if op in OPS_BY_FORMAT else "")
         found = self._serving.get(key)
-        if found is None:
+        if found is None and op in FUSED:
+            found = self._serving[key] = self._fused(op, format)
+        elif found is None:
             candidates = self.candidates(*key)
             if not candidates and op in STAND_INS:
                 return self.serving(STAND_INS[op], format)
@@ -59,6 +105,23 @@ class FrozenKernelTable:
             chosen = self._select(op, key[1], candidates) if self._select else None
             found = self._serving[key] = chosen or candidates[0]
         return found
+
+    def _fused(self, op: str, format: str) -> KernelImpl:
+        """The kernel that serves a fused op, or its parts one by one (see `FUSED`)."""
+        parts = [self.serving(part, format) for part in FUSED[op]]
+        candidates = self.candidates(op, format)
+        if candidates:
+            chosen = self._select(op, format, candidates) if self._select else None
+            fused = chosen or candidates[0]
+            if parts[0].variant == fused.variant and all(part.priority <= fused.priority for part in parts):
+                return fused
+        return KernelImpl(
+            op=op,
+            format=format,
+            fn=self._one_by_one[op],
+            variant="one by one",
+            fast=all(part.fast for part in parts),
+        )
 
     def candidates(self, op: str, format: str = "") -> list[KernelImpl]:
         """All implementations, the one that serves by default first."""

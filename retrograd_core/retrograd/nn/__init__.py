@@ -9,7 +9,7 @@ from .kv_cache import KVCache, KVGradients
 from .mlp import GatedMLP
 from .model import CausalLM, Checkpointing
 from .norm import RMSNorm
-from .projection import LoraFactors, Projection
+from .projection import LoraFactors, Projection, ProjectionGroup
 from .workspace import Scope, Workspace
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "LoraFactors",
     "PassBatch",
     "Projection",
+    "ProjectionGroup",
     "RMSNorm",
     "Run",
     "Scope",

@@ -11,7 +11,7 @@ from retrograd_hookspecs import ArchitectureSpec, BlockStyle, KernelTable
 from .batch import PassBatch
 from .kv_cache import KVCache, KVGradients
 from .norm import RMSNorm
-from .projection import Projection
+from .projection import Projection, ProjectionGroup
 from .rope import RopeTable
 from .workspace import Scope
 
@@ -49,6 +49,8 @@ class Attention:
         scratch: Scope,
     ) -> None:
         self.q, self.k, self.v, self.output = q, k, v, output
+        self._inputs = ProjectionGroup((q, k, v), kernels)
+        self._output = ProjectionGroup((output,), kernels)
         self.q_norm, self.k_norm = q_norm, k_norm
         self._block = block
         self._heads, self._kv_heads, self._size = spec.head_count, spec.head_count_kv, spec.head_length
@@ -66,15 +68,13 @@ class Attention:
         """x (T, E) to out (T, E); keeps q, k, v, the heads' outputs and their logsumexp."""
         tokens = batch.length
         q, k, v = self._projected(tokens, keep)
-        self.q.forward(x, _flat(q), keep)
-        self.k.forward(x, _flat(k), keep)
-        self.v.forward(x, _flat(v), keep)
+        self._inputs.forward(x, [_flat(q), _flat(k), _flat(v)], keep)
         q, k = self._normalised(q, k, tokens, keep)
         self._rotate(q, k, batch, inverse=False)
         keys, values = self._keys_values(k, v, batch, store)
         heads, lse = self._attended(tokens, keep)
         self._attend(q, keys, values, batch.segments, self._scale, self._window, self._softcap, heads, lse)
-        self.output.forward(_flat(heads), out, keep)
+        self._output.forward(_flat(heads), [out], keep)
 
     def backward(
         self, dout: Any, x: Any, dx: Any, batch: PassBatch, keep: Scope, store: KeyValueStore | None
@@ -84,7 +84,7 @@ class Attention:
         raw_q, raw_k, v = self._projected(tokens, keep)
         heads, lse = self._attended(tokens, keep)
         dheads = self._scratch.rows("attention.dheads", tokens, self._heads, self._size)
-        self.output.backward(dout, _flat(heads), _flat(dheads), keep)
+        self._output.backward([dout], _flat(heads), _flat(dheads), keep)
         q, k = raw_q, raw_k
         if self.q_norm is not None:
             # Kept before the norm, so that norm and rotation are done again instead of stored.
@@ -101,9 +101,7 @@ class Attention:
             self._norm_backward(self.q_norm, "q", dq, raw_q, q, keep)
             self._norm_backward(self.k_norm, "k", dk, raw_k, k, keep)
             dq, dk = q, k
-        self.q.backward(_flat(dq), x, dx, keep)
-        self.k.backward(_flat(dk), x, dx, keep, accumulate=True)
-        self.v.backward(_flat(dv), x, dx, keep, accumulate=True)
+        self._inputs.backward([_flat(dq), _flat(dk), _flat(dv)], x, dx, keep)
 
     def _projected(self, tokens: int, keep: Scope) -> tuple[Any, Any, Any]:
         return (

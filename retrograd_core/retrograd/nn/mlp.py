@@ -6,7 +6,7 @@ from typing import Any
 
 from retrograd_hookspecs import KernelTable
 
-from .projection import Projection
+from .projection import Projection, ProjectionGroup
 from .workspace import Scope
 
 
@@ -29,6 +29,8 @@ class GatedMLP:
         self.gate = gate
         self.up = up
         self.down = down
+        self._inputs = ProjectionGroup((gate, up), kernels)
+        self._output = ProjectionGroup((down,), kernels)
         self._activation = activation
         self._scratch = scratch
         self._gated = kernels.get("gated_activation")
@@ -37,20 +39,18 @@ class GatedMLP:
     def forward(self, x: Any, out: Any, keep: Scope) -> None:
         """x (T, E) to out (T, E); keeps gate(x) and up(x)."""
         gate, up, product = self._arrays(x.shape[0], keep)
-        self.gate.forward(x, gate, keep)
-        self.up.forward(x, up, keep)
+        self._inputs.forward(x, [gate, up], keep)
         self._gated(self._activation, gate, up, product)
-        self.down.forward(product, out, keep)
+        self._output.forward(product, [out], keep)
 
     def backward(self, dout: Any, x: Any, dx: Any, keep: Scope) -> None:
         """Overwrites dx, and what was kept: gate(x) and up(x) make room for their own gradients."""
         gate, up, product = self._arrays(x.shape[0], keep)
         dproduct = self._scratch.rows("mlp.dproduct", x.shape[0], self.gate.weight.rows)
         self._gated(self._activation, gate, up, product)
-        self.down.backward(dout, product, dproduct, keep)
+        self._output.backward([dout], product, dproduct, keep)
         self._gated_backward(self._activation, dproduct, gate, up, gate, up)
-        self.gate.backward(gate, x, dx, keep)
-        self.up.backward(up, x, dx, keep, accumulate=True)
+        self._inputs.backward([gate, up], x, dx, keep)
 
     def _arrays(self, tokens: int, keep: Scope) -> tuple[Any, Any, Any]:
         width = self.gate.weight.rows

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import KernelTable, Parameter, QuantMatrix
+from retrograd_hookspecs import KernelTable, LowRank, Parameter, QuantMatrix
 
 from .workspace import Scope
 
@@ -28,37 +30,71 @@ class LoraFactors:
 
 
 class Projection:
-    """out = x·Wᵀ (+ bias) (+ LoRA). W is frozen; with `lora` set, its factors are trained."""
+    """out = x·Wᵀ (+ bias) (+ LoRA). W is frozen; with `lora` set, its factors are trained.
 
-    def __init__(self, name: str, weight: QuantMatrix, bias: Any | None, kernels: KernelTable) -> None:
+    Computed by the `ProjectionGroup` it is in.
+    """
+
+    def __init__(self, name: str, weight: QuantMatrix, bias: Any | None) -> None:
         self.name = name
         """Name within the block, such as `attn_q`."""
         self.weight = weight
         self.bias = bias
         self.lora: LoraFactors | None = None
-        self._matmul = kernels.get("matmul", weight.format)
-        self._input_grad = kernels.get("matmul_input_grad", weight.format)
+
+    def adapter(self, tokens: int, keep: Scope, *, gradients: bool) -> LowRank | None:
+        """Arrays of the adapter for a pass, if one is attached; x·Aᵀ (T, r) is kept."""
+        if self.lora is None:
+            return None
+        a, b = self.lora.a, self.lora.b
+        return LowRank(
+            a=a.weight,
+            b=b.weight,
+            scale=self.lora.scale,
+            hidden=keep.rows(f"{self.name}.lora", tokens, self.lora.rank),
+            da=a.grad if gradients else None,
+            db=b.grad if gradients else None,
+        )
+
+
+class ProjectionGroup:
+    """Projections of one input, which kernels may compute in one pass."""
+
+    def __init__(self, members: Sequence[Projection], kernels: KernelTable) -> None:
+        self._members = tuple(members)
         self._add_bias = kernels.get("add_bias")
-        self._lora_forward = kernels.get("lora_forward")
-        self._lora_backward = kernels.get("lora_backward")
+        self._project = self._served(kernels, "project")
+        self._backward = self._served(kernels, "project_backward")
 
-    def forward(self, x: Any, out: Any, keep: Scope) -> None:
-        """x (T, K) to out (T, N); keeps x·Aᵀ (T, r)."""
-        self._matmul(x, self.weight, out)
-        if self.bias is not None:
-            self._add_bias(out, self.bias)
-        if self.lora is not None:
-            hidden = self._hidden(x.shape[0], self.lora, keep)
-            self._lora_forward(x, self.lora.a.weight, self.lora.b.weight, self.lora.scale, hidden, out)
+    def forward(self, x: Any, outs: Sequence[Any], keep: Scope) -> None:
+        """x (T, K) to the members' outputs (T, N); keeps x·Aᵀ (T, r) of each."""
+        weights, adapters = self._operands(x.shape[0], keep, gradients=False)
+        for function, chosen in self._project:
+            function(x, chosen(weights), chosen(adapters), chosen(outs))
+        for member, out in zip(self._members, outs, strict=True):
+            if member.bias is not None:
+                self._add_bias(out, member.bias)
 
-    def backward(self, dout: Any, x: Any, dx: Any, keep: Scope, *, accumulate: bool = False) -> None:
-        """Gradient by x into dx (or added), and by the adapter's factors into their `grad`."""
-        self._input_grad(dout, self.weight, dx, accumulate)
-        lora = self.lora
-        if lora is not None:
-            hidden = self._hidden(x.shape[0], lora, keep)
-            a, b = lora.a, lora.b
-            self._lora_backward(dout, x, hidden, a.weight, b.weight, lora.scale, a.grad, b.grad, dx)
+    def backward(self, douts: Sequence[Any], x: Any, dx: Any, keep: Scope) -> None:
+        """Gradient by x into dx, and by the adapters' factors into their `grad`."""
+        weights, adapters = self._operands(x.shape[0], keep, gradients=True)
+        for number, (function, chosen) in enumerate(self._backward):
+            function(chosen(douts), x, chosen(weights), chosen(adapters), dx, number > 0)
 
-    def _hidden(self, tokens: int, lora: LoraFactors, keep: Scope) -> Any:
-        return keep.rows(f"{self.name}.lora", tokens, lora.rank)
+    def _operands(self, tokens: int, keep: Scope, *, gradients: bool) -> tuple[list[Any], list[Any]]:
+        adapters = [member.adapter(tokens, keep, gradients=gradients) for member in self._members]
+        return [member.weight for member in self._members], adapters
+
+    def _served(self, kernels: KernelTable, op: str) -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
+        """What serves the op for the members' formats, each with the choice of the members it serves."""
+        places: dict[Callable[..., Any], list[int]] = {}
+        formats: dict[Callable[..., Any], str] = {}
+        for place, member in enumerate(self._members):
+            function = kernels.serving(op, member.weight.format).fn
+            places.setdefault(function, []).append(place)
+            formats.setdefault(function, member.weight.format)
+        return [(kernels.get(op, formats[one]), partial(_chosen, places[one])) for one in places]
+
+
+def _chosen(places: Sequence[int], values: Sequence[Any]) -> Sequence[Any]:
+    return [values[place] for place in places]

@@ -114,7 +114,7 @@ class ModuleBuilder:
         tensor = f"{name}.weight"
         weight = self._matrix(tensor, rows, columns)
         values = self._vector(f"{name}.bias", rows) if bias else None
-        projection = Projection(name.rsplit(".", 1)[1], weight, values, self._kernels)
+        projection = Projection(name.rsplit(".", 1)[1], weight, values)
         self.projections[tensor] = projection
         return projection
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from retrograd_hookspecs import OPS_BY_FORMAT, QuantMatrix
+from retrograd_hookspecs import FUSED, OPS_BY_FORMAT, QuantMatrix
 
 from .attention_cases import attention_cases
+from .fused_cases import fused_cases
 from .kernel_case import KernelCase, Random, SameAs, normal
 from .quants import random_weights
 
@@ -20,7 +21,7 @@ def kernel_cases(op: str, formats: Sequence[str] = (), seed: int = 0) -> Iterato
     rng = np.random.default_rng(seed)
     if op in OPS_BY_FORMAT:
         for name in formats:
-            yield from _weight_cases(op, name, rng)
+            yield from fused_cases(op, name, rng) if op in FUSED else _weight_cases(op, name, rng)
     else:
         yield from _CASES[op](op, rng)
 

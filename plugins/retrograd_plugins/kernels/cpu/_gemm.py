@@ -160,6 +160,11 @@ class WeightOps:
             out.reshape(-1),
         )
 
+    def entries(self) -> tuple[int, int]:
+        """Addresses of what unpacks 16 rows as right operands, 0 if nothing does, and of the decoder."""
+        self._kernels()
+        return entry(self._unpack) if self._unpack is not None else 0, entry(self._decoder)
+
     def _kernels(self) -> Variant:
         if self._variant is None:
             self._decoder = decoder(self.format)

@@ -34,6 +34,8 @@ def weight_kernels(format_name: str, backend: Any) -> Sequence[KernelImpl]:
     from ._gemm import WeightOps
     from ._gemm_kernels import variant
     from ._gemm_workspace import Workspace
+    from ._project import ProjectOps
+    from ._simd_features import jit_disabled
 
     workspace = backend.shared("gemm.workspace", Workspace)
     kernels = []
@@ -48,6 +50,15 @@ def weight_kernels(format_name: str, backend: Any) -> Sequence[KernelImpl]:
                 ("embedding", ops.embedding),
             )
         ]
+        formats = backend.shared(f"gemm.formats.{name}", dict)
+        formats[format_name] = ops
+        if not jit_disabled():
+            make = partial(ProjectOps, formats.__getitem__, load, backend.device.threads, workspace)
+            fused = backend.shared(f"gemm.project.{name}", make)
+            kernels += [
+                KernelImpl(op=op, format=format_name, fn=fn, priority=10 * (rank + 1), variant=name)
+                for op, fn in (("project", fused.project), ("project_backward", fused.project_backward))
+            ]
         kind = products_kind(name)
         if kind is not None:
             few = FewOps(ops, kind, backend.device.threads, workspace)

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from retrograd_plugins.trainables.lora import LoraConfig
 
     from .config import EvaluationConfig, TrainingConfig
+    from .errors import ConfigError, DataError, RetrogradError
     from .run import RunResult
     from .trainer import Trainer
 
 _EXPORTS = {
+    "ConfigError": "retrograd.errors",
+    "DataError": "retrograd.errors",
     "EvaluationConfig": "retrograd.config",
     "LoraConfig": "retrograd_plugins.trainables.lora",
+    "RetrogradError": "retrograd.errors",
     "RunResult": "retrograd.run",
     "SftConfig": "retrograd_plugins.algorithms.sft",
     "Trainer": "retrograd.trainer",
@@ -27,8 +31,11 @@ _EXPORTS = {
 """The facade: the one place in the core that names plugin modules."""
 
 __all__ = [
+    "ConfigError",
+    "DataError",
     "EvaluationConfig",
     "LoraConfig",
+    "RetrogradError",
     "RunResult",
     "SftConfig",
     "Trainer",

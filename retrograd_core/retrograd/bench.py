@@ -32,6 +32,8 @@ def bench_config(
     for finding in algorithm.prepare():
         if finding.level in ("warning", "error"):
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
+    if path is None:
+        reporter.message("there is no adapter yet: only the base model is evaluated")
     rows: dict[str, dict[str, float]] = {}
     sides = {"base": False, "adapter": True} if path is not None else {"base": False}
     for name, with_adapter in sides.items():

@@ -129,11 +129,12 @@ class CheckpointStore:
         return signature
 
     def newest(self) -> Path | None:
-        """The `step-*.state` of the highest step, else `best.state`, else None."""
+        """The `step-*.state` that was written last, else `best.state`, else None."""
         return next(iter(self.paths()), None)
 
     def paths(self) -> list[Path]:
-        """All checkpoints: by falling step, then the others by name."""
+        """All checkpoints: steps, the one written last first (a new run in a used directory begins at low
+        steps again), then the others by name."""
         if not self.directory.is_dir():
             return []
         found = [
@@ -141,7 +142,7 @@ class CheckpointStore:
             for path in self.directory.iterdir()
             if path.suffix == SUFFIX and not path.name.startswith(".") and path.is_dir()
         ]
-        return sorted(found, key=lambda path: (-_step_of(path), path.name))
+        return sorted(found, key=_newest_first)
 
     def recover(self) -> None:
         """Clear what a killed process left: half-written files go, an interrupted exchange is finished."""
@@ -292,6 +293,15 @@ def _json_value(value: Any, where: str) -> Any:
     if type(value) is float and value - value == 0.0:
         return value
     raise ValueError(f"{where}: {value!r} ({type(value).__name__}) is not a JSON value")
+
+
+def _newest_first(path: Path) -> tuple[bool, int, int, str]:
+    step = _step_of(path)
+    try:
+        written = (path / STATE_FILE).stat().st_mtime_ns
+    except OSError:
+        written = 0  # damaged: looked at last among the steps
+    return step < 0, -written if step >= 0 else 0, -step, path.name
 
 
 def _step_of(path: Path) -> int:

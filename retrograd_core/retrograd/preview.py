@@ -15,7 +15,7 @@ from .config import Document
 from .engine import EngineSettings
 from .engine.memory import estimate_memory
 from .progress import Reporter, duration, size
-from .session import slow_message
+from .session import KERNELS_MESSAGE, slow_message
 
 PROGRAM_BYTES = 170_000_000
 """Python, NumPy, Numba and compiled kernels, as resident in a run on Linux."""
@@ -70,7 +70,7 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
     services.get("schedule")  # may refuse a run of so many steps
     seconds = None
     if not failed:
-        with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
+        with slow_message(reporter, KERNELS_MESSAGE):
             algorithm.rehearse()
         started = time.perf_counter()
         algorithm.rehearse()

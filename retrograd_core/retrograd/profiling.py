@@ -15,7 +15,7 @@ from .assembly import assemble
 from .config import Document
 from .preview import memory_estimate
 from .progress import Reporter, size
-from .session import slow_message, warm_up
+from .session import KERNELS_MESSAGE, slow_message, warm_up
 from .update import Updater
 
 
@@ -69,7 +69,7 @@ def profile_run(document: Document, reporter: Reporter, *, steps: int) -> list[s
     services = assembly.services
     kernels = TimedKernels(services.get("kernels"))
     services.provide("kernels", kernels)
-    with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
+    with slow_message(reporter, KERNELS_MESSAGE):
         warm_up(services.get("engine"))
     algorithm = services.get("algorithm")
     algorithm.prepare()

@@ -52,6 +52,8 @@ class Progress:
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     tokens: int = 0
+    boundary_pending: bool = False
+    """An interruption came at a boundary: its evaluation is the first thing to do."""
 
 
 @attrs.frozen(kw_only=True)
@@ -178,12 +180,18 @@ class Run:
             self._first_evaluation = self._announce(self._evaluate("before training"))
         outcome = "finished"
         checkpoint: Path | None = None
+        stopped = False
         tokens_before = self.progress.tokens
         clock = _Clock(tokens_before)
         try:
-            for report in self.algorithm.run(update):
+            stopped = self.progress.boundary_pending and self._pass_boundary()
+            for report in () if stopped else self.algorithm.run(update):
                 self._after_step(report, clock)
-                stop = self._evaluate_if_due(report)
+                stop = False
+                if interrupt.requested:  # save first: an evaluation may take longer than a person waits
+                    self.progress.boundary_pending = report.boundary
+                elif report.boundary:
+                    stop = self._pass_boundary()
                 self._session.call("retrograd_step_finished", run=self, report=report)
                 saved = self._checkpoint_if_due(report)
                 if interrupt.requested:
@@ -193,6 +201,8 @@ class Run:
                 if stop:
                     outcome = "stopped early"
                     break
+            if stopped:
+                outcome = "stopped early"
             if self.progress.step == 0:
                 raise TrainingError("the run took no optimizer step: there is nothing to train on")
             if outcome != "interrupted":
@@ -255,21 +265,21 @@ class Run:
                 f" {report.step}); the weights are those before them; {cause}"
             )
 
-    def _evaluate_if_due(self, report: StepReport) -> bool:
-        """Evaluate at a boundary that is due; True if patience has run out."""
+    def _pass_boundary(self) -> bool:
+        """Evaluate if it is time to; True if patience has run out."""
         settings = self.config.evaluation
-        if not report.boundary:
-            return False
+        self.progress.boundary_pending = False
         self.progress.boundaries += 1
         if settings is None or self.progress.boundaries % settings.every_iterations:
             return False
-        evaluation = self._evaluate(f"step {report.step}")
+        step = self.progress.step
+        evaluation = self._evaluate(f"step {step}")
         if evaluation is None:
             return False
         self._last_evaluation = evaluation
         if self._improved(evaluation, settings.min_delta):
             self.progress.best_score = evaluation.score
-            self.progress.best_step = report.step
+            self.progress.best_step = step
             self.progress.evaluations_without_improvement = 0
             checkpoint = self.config.checkpoint
             if checkpoint is not None and checkpoint.mode != "steps":

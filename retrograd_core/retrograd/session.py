@@ -32,6 +32,7 @@ from .run import Run
 from .update import Updater
 
 _PROBE_TOKENS = 16
+KERNELS_MESSAGE = "preparing kernels: compiled once for this processor (about a minute), then loaded …"
 _NOT_SIGNED = frozenset(
     {"checkpoint", "metrics", "sink", "plugins", "observe", "output", "run.verbose", "model.path"}
 )
@@ -65,7 +66,9 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     """The run of an assembly: loads the model, reads the data, prints what was found."""
     config, services = assembly.config, assembly.services
     output = Path(config.output.path)
-    with slow_message(reporter, "compiling kernels for this processor (once per machine) …"):
+    if output.exists():
+        reporter.message(f"note: {output} exists and will be replaced at the end")
+    with slow_message(reporter, KERNELS_MESSAGE):
         warm_up(services.get("engine"))
     write_resolved(output.with_suffix(".resolved.toml"), config, assembly.components(), assembly.versions())
     sinks: dict[str, Any] = {"metrics.jsonl": JsonlMetrics(output.with_suffix(".metrics.jsonl"))}

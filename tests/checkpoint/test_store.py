@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,20 +88,22 @@ def test_random_generator_goes_on_where_it_was(tmp_path: Path) -> None:
     assert np.array_equal(other.random(100), expected)
 
 
-def test_newest_is_the_highest_step_and_best_only_without_one(tmp_path: Path) -> None:
+def test_newest_is_the_step_written_last_and_best_only_without_one(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "none")
     assert store.newest() is None
     store.save("best", checkpoint())
     newest = store.newest()
     assert newest is not None
     assert newest.name == "best.state"
+    # 900 and 1,000,000 are of an earlier run in the same directory.
     for name in ("step-000900", "step-1000000", "step-000100"):
         store.save(name, checkpoint())
+        time.sleep(0.02)  # beyond the resolution of the file system's clock
     (store.directory / "step-9999999.state").write_text("a file is no checkpoint")
     assert [p.name for p in store.paths()] == [
+        "step-000100.state",
         "step-1000000.state",
         "step-000900.state",
-        "step-000100.state",
         "best.state",
     ]
 

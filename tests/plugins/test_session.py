@@ -49,7 +49,44 @@ def test_unknown_name_lists_what_is_installed_and_the_pip_line(session: Make) ->
     message = str(caught.value)
     assert "no optimizer 'adamm' is installed" in message
     assert "did you mean 'adamw'?" in message
-    assert "pip install retrograd-optimizer-adamm" in message
+    assert "installed: adamw, sgd" in message
+    assert "pip install" not in message  # a typing mistake must not become an installation
+
+
+def test_a_name_like_no_other_gets_the_likely_pip_line(session: Make) -> None:
+    with pytest.raises(PluginError, match="pip install retrograd-optimizer-prodigy-plus`"):
+        session().component("optimizers", "prodigy_plus")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("algorithms", "grpo"), ("trainables", "full"), ("backends", "cuda")]
+)
+def test_what_is_still_to_come_is_said_to_be(session: Make, kind: str, name: str) -> None:
+    with pytest.raises(PluginError, match="not in this version of retrograd yet"):
+        session().component(kind, name)
+
+
+def test_a_misspelt_hook_in_a_local_file_is_one_mistake(tmp_path: Path, session: Make) -> None:
+    path = tmp_path / "my_hooks.py"
+    path.write_text(
+        "from retrograd_hookspecs import hookimpl\n@hookimpl\ndef retrograd_step_finnished(run): ...\n"
+    )
+    made = session()
+    with pytest.raises(PluginError, match="did you mean 'retrograd_step_finished'"):
+        made.load_file(path)
+    assert made.component("optimizers", "sgd").component.name == "sgd"
+
+
+def test_a_hook_that_raises_names_its_line(tmp_path: Path, session: Make) -> None:
+    path = tmp_path / "my_hooks.py"
+    path.write_text(
+        "from retrograd_hookspecs import hookimpl\n@hookimpl\n"
+        "def retrograd_step_finished(report):\n    report['x']\n"
+    )
+    made = session()
+    made.load_file(path)
+    with pytest.raises(PluginError, match=r"KeyError: 'x' \(.*my_hooks.py:4\)"):
+        made.call("retrograd_step_finished", run=None, report={})
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,15 @@ class Counting:
     """Adds the step's number to the weight; its held-out scores are given."""
 
     def __init__(
-        self, weight: OneWeight, steps: int, scores: Sequence[float] = (), *, skip: Sequence[int] = ()
+        self,
+        weight: OneWeight,
+        steps: int,
+        scores: Sequence[float] = (),
+        *,
+        skip: Sequence[int] = (),
+        kill_in_step: int = 0,
     ) -> None:
+        self.kill_in_step = kill_in_step
         self.weight = weight
         self.steps = steps
         self.scores = list(scores)
@@ -77,6 +84,8 @@ class Counting:
             step = self.done + 1
             self.weight.parameters[0].grad[0] = step
             stats = update(step)
+            if step == self.kill_in_step:
+                os.kill(os.getpid(), signal.SIGINT)
             self.done = step
             yield StepReport(
                 step=step,
@@ -129,6 +138,7 @@ def make(tmp_path: Path) -> Callable[..., Run]:
         scores: Sequence[float] = (),
         *,
         skip: Sequence[int] = (),
+        kill_in_step: int = 0,
         hooks: object | None = None,
         signature: Mapping[str, Any] | None = None,
         **tables: Any,
@@ -144,7 +154,7 @@ def make(tmp_path: Path) -> Callable[..., Run]:
         if hooks is not None:
             session.register(hooks, "test")
         weight, memory = OneWeight(), Memory()
-        algorithm = Counting(weight, steps, scores, skip=skip)
+        algorithm = Counting(weight, steps, scores, skip=skip, kill_in_step=kill_in_step)
 
         def update(total: int | None) -> UpdateRule:
             def apply(step: int) -> UpdateStats:
@@ -242,6 +252,23 @@ def test_ctrl_c_finishes_the_step_and_saves(make: Callable[..., Run], tmp_path: 
     assert (tmp_path / "out.txt").exists()
     finished = make().execute(result.checkpoint)
     assert (finished.outcome, finished.steps) == ("finished", 6)
+
+
+@pytest.mark.parametrize("scores", [[9.0, 3.0, 2.0, 1.0], [9.0, 3.0, 4.0, 5.0, 6.0]])
+def test_ctrl_c_at_a_boundary_saves_first_and_evaluates_after_the_resume(
+    make: Callable[..., Run], scores: list[float]
+) -> None:
+    tables: dict[str, Any] = {"evaluation": {"data": "e", "patience": 2}}
+    whole = make(6, list(scores), **tables).execute()
+    interrupted = make(6, list(scores), kill_in_step=2, **tables).execute()
+    assert (interrupted.outcome, interrupted.steps) == ("interrupted", 2)
+    assert interrupted.last_evaluation is None
+    resumed = make(6, scores[1:], **tables).execute(interrupted.checkpoint)
+    assert (resumed.outcome, resumed.steps, resumed.best_step) == (
+        whole.outcome,
+        whole.steps,
+        whole.best_step,
+    )
 
 
 def test_ctrl_c_twice_stops_at_once(make: Callable[..., Run]) -> None:

@@ -10,6 +10,8 @@ import click
 from retrograd.cli.options import config_argument, model_options, set_option
 from retrograd_hookspecs import Component, NoConfig, hookimpl
 
+HELP = "/reset forgets the conversation, /exit ends; Ctrl-C stops an answer"
+
 
 @click.command(name="chat", help="Talk to the model of CONFIG with its adapter. /reset forgets, /exit ends.")
 @config_argument
@@ -63,6 +65,8 @@ def chat(
     sides = {"base": False, "adapter": True} if compare else {"": not base_only}
     conversation = Chat.open(document, None if base_only else adapter, params, system=system, sides=sides)
     interactive = sys.stdin.isatty()
+    if interactive:
+        click.echo(HELP, err=True)
     while True:
         if interactive:
             click.echo("> ", nl=False)
@@ -72,6 +76,8 @@ def chat(
             return
         if text == "/reset":
             conversation.reset()
+        elif text.startswith("/") and " " not in text:
+            click.echo(HELP, err=True)
         elif text:
             for name in sides:
                 click.echo(f"{name}: " if name else "", nl=False)
@@ -79,6 +85,10 @@ def chat(
                     conversation.say(name, text, lambda piece: click.echo(piece, nl=False))
                 except RetrogradError as error:
                     click.echo(f"error: {error}", err=True)
+                except KeyboardInterrupt:
+                    if not interactive:
+                        raise
+                    click.echo(" [stopped]", nl=False)
                 click.echo()
 
 

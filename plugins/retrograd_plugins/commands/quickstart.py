@@ -49,7 +49,9 @@ def quickstart(directory: Path, model: str | None, device: str | None, overrides
     click.echo()
     for line in result.summary():
         click.echo(line)
-    click.echo(f"\nTalk to it: retrograd chat {config} --compare")
+    system = next((message.content for message in prompts[0] if message.role == "system"), "")
+    option = f' --system "{system}"' if system else ""
+    click.echo(f"\nTalk to it: retrograd chat {config} --compare{option}")
     if result.checkpoint is not None:
         command = resume_command(config, result.checkpoint, model=model, device=device, overrides=overrides)
         click.echo(f"go on with: {command}", err=True)

@@ -42,6 +42,19 @@ class _PluginGroup(click.Group):
         return command
 
 
+def _show_log() -> None:
+    """What the packages log (a download, for one) goes to stderr as plain lines."""
+    import logging
+
+    for name in ("retrograd", "retrograd_plugins"):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+
+
 def _broken(name: str, reason: str) -> click.Command:
     """Stands for a command that cannot be loaded, so that the others still can be listed and run."""
 
@@ -81,6 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line in this process and return its exit code."""
     stdout = sys.stdout
+    _show_log()
     try:
         status = cli.main(arguments, prog_name="retrograd", standalone_mode=False)
         return status if isinstance(status, int) else 0

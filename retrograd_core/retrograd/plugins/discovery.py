@@ -10,6 +10,14 @@ import attrs
 
 from retrograd_hookspecs import KINDS, PluginError
 
+PLANNED = {
+    "algorithms": ("ppo", "grpo", "distill", "preference", "agent_grpo"),
+    "trainables": ("full", "partial", "hybrid"),
+    "optimizers": ("muon", "gefen"),
+    "backends": ("cuda",),
+}
+"""Names of the reference whose plugins are still to come."""
+
 
 @attrs.frozen(kw_only=True, order=True)
 class PluginEntry:
@@ -111,9 +119,14 @@ class Catalogue:
         """The message for a name that nothing offers."""
         what = KINDS[kind]
         names = self.names(kind)
+        listing = f"installed: {', '.join(names) or 'none'}"
+        if name in PLANNED.get(kind, ()):
+            return f"the {what.singular} {name!r} is not in this version of retrograd yet; {listing}"
+        nearest = _nearest(name, names)
+        if nearest:
+            return f"no {what.singular} {name!r} is installed{nearest}; {listing}"
         return (
-            f"no {what.singular} {name!r} is installed{_nearest(name, names)};"
-            f" installed: {', '.join(names) or 'none'}; a third party's would be"
+            f"no {what.singular} {name!r} is installed; {listing}; a third party's would likely be"
             f" `pip install retrograd-{what.pip_prefix}-{name.replace('_', '-')}`"
         )
 

@@ -72,7 +72,9 @@ class PluginSession:
         except RetrogradError:
             raise
         except Exception as error:
-            failure = PluginError(f"{hook}: a hook raised {type(error).__name__}: {error}")
+            failure = PluginError(
+                f"{hook}: a hook raised {type(error).__name__}: {error} ({_raised_at(error)})"
+            )
             failure.exit_code = 1  # the request was right
             raise failure from error
 
@@ -136,6 +138,7 @@ class PluginSession:
         try:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
+            self._manager.unregister(plugin)  # or every later registration would fail for it too
             raise PluginError(f"{name} {version}: {error}{_nearest_hook(str(error))}") from error
         for kind in KINDS.values():
             caller = getattr(self._manager.hook, kind.hook)
@@ -197,6 +200,14 @@ class PluginSession:
                 f"{name}: {hook}(): the config of {component.name!r} must be an attrs class with `key(...)`"
                 f" fields, got {component.config!r}"
             )
+
+
+def _raised_at(error: BaseException) -> str:
+    """`file:line` of the innermost frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "unknown place"
 
 
 def require_packages(registered: Registered) -> None:

@@ -198,7 +198,7 @@ def test_unknown_architecture(workspace: Workspace) -> None:
         data[start : start + 5] = b"lamma"
 
     model = with_bytes(workspace.model, workspace / "lamma.gguf", rename)
-    words = [str(model), "'lamma'", "did you mean 'llama'?", "pip install"]
+    words = [str(model), "'lamma'", "did you mean 'llama'?", "installed: "]
     refused(workspace.toml(model={"path": "lamma.gguf"}), code=1, words=words)
 
 

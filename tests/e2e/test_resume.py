@@ -212,10 +212,12 @@ def test_a_run_that_started_from_an_adapter_resumes(workspace: Workspace) -> Non
     assert workspace.adapter == whole
 
 
-def test_checkpoints_of_an_earlier_run_are_passed_over(workspace: Workspace) -> None:
-    """A bare `--resume` takes the newest checkpoint of this run, not one of higher steps of another."""
+def test_two_runs_in_one_checkpoint_directory(workspace: Workspace) -> None:
+    """A bare `--resume` takes the newest checkpoint that a run with these settings wrote."""
     checkpoint = {"directory": "checkpoints", "mode": "steps", "every_steps": 3}
-    retrograd("train", workspace.toml(checkpoint=checkpoint, training={"lr": 1e-3}))
+    slow = workspace.toml("slow.toml", checkpoint=checkpoint, training={"lr": 1e-3})
+    retrograd("train", slow)
+    slow_adapter = workspace.adapter
     hook_file(
         workspace / "stop.py",
         "@hookimpl\ndef retrograd_step_finished(run, report):\n"
@@ -223,15 +225,18 @@ def test_checkpoints_of_an_earlier_run_are_passed_over(workspace: Workspace) -> 
         "        Path(run.output.parent / 'stopped').touch()\n"
         "        raise ValueError('stop')\n",
     )
-    path = workspace.toml(checkpoint=checkpoint, plugins={"load": ["stop.py"]})
-    retrograd("train", path, code=1)
+    fast = workspace.toml("fast.toml", checkpoint=checkpoint, plugins={"load": ["stop.py"]})
+    retrograd("train", fast, code=1)
     assert workspace.states()[-1] == "step-000015.state"
-    found = retrograd("train", path, "--resume")
-    assert "step-000015.state is newer, but was written by a run with other settings" in found.err
-    assert "resumed from" in found.err
+
+    found = retrograd("train", slow, "--resume")
+    assert "step-000004.state is newer, but was written by a run with other settings" in found.err
+    assert "after step 15" in found.err
+    assert workspace.adapter == slow_adapter
+    found = retrograd("train", fast, "--resume")
     assert "after step 4" in found.err
     resumed = workspace.adapter
-    retrograd("train", path)
+    retrograd("train", fast)
     assert workspace.adapter == resumed
 
 

@@ -1,13 +1,13 @@
 """The AMX variant: products of bfloat16 tiles of 16 x 32 with float32 sums.
 
-Activations are the left operand, row-major; weights the right one, in tiles of 16 pairs of rows. Sub-panels
-are two tiles (32 columns) wide.
+Activations are the left operand, in tiles of 16 tokens; weights the right one, in tiles of 16 pairs of rows.
+Sub-panels are two tiles (32 columns) wide.
 
 Forward products keep the precision of float32. Both operands are split into halves of bfloat16,
 x = high + low, and low·high + high·high + high·low is summed; low·low is below what a float32 sum keeps.
-Halves lie one after the other, (step of 32, half) for activations and (step of 32, tile, half) for weights.
-Rounding either operand instead moves gradients of adapters by several percent. The products of the
-backward pass lose less by it: their operands are rounded to bfloat16.
+Halves lie one after the other, (16 tokens, step of 32, half) for activations and (step of 32, tile, half)
+for weights. Rounding either operand instead moves gradients of adapters by several percent. The products of
+the backward pass lose less by it: their operands are rounded to bfloat16.
 
 Source: Intel Architecture Instruction Set Extensions, TDPBF16PS: each element sums its pairs in order, so a
 row's result does not depend on the other rows of the tile. Splitting: Henry, Tang & Heinecke 2019,
@@ -45,6 +45,8 @@ from ._simd_tiles import (
 )
 
 WIDTH = 32
+GROUP = 16
+"""Tokens of a tile."""
 LINE = 64
 """Bytes of a tile's row."""
 INLINE: Mapping[str, Any] = MappingProxyType({"inline": "always"})
@@ -67,18 +69,18 @@ def tile_variant() -> Variant:
             convert=compiled(PACK_SIGNATURE, _split),
             pack=compiled(PACK_SIGNATURE, _pack_rows),
             multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(halves=2)),
-            activation_step=2,
+            activation_step=2 * GROUP,
             depth=2048,
-            row_major=True,
+            whole_steps=True,
         ),
         gradient=Product(
             convert=compiled(PACK_SIGNATURE, _convert),
             pack=compiled(PACK_SIGNATURE, _pack_columns),
             multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(halves=1)),
             weights_per_float=2,
-            activation_step=1,
+            activation_step=GROUP,
             depth=2048,
-            row_major=True,
+            whole_steps=True,
         ),
         width=WIDTH,
         token_block=WIDTH,
@@ -88,29 +90,31 @@ def tile_variant() -> Variant:
 
 def _split(x: Any, x_stride: Any, tokens: Any, count: Any, a: Any, a_stride: Any) -> None:
     whole = count // WIDTH * WIDTH
+    padded = (count + WIDTH - 1) // WIDTH * WIDTH
     for t in range(tokens):
         source = x + 4 * t * x_stride
-        target = a + 4 * t * a_stride
+        target = a + 4 * (t // GROUP * GROUP) * a_stride + t % GROUP * LINE
         for i in range(0, whole, WIDTH):
-            split_bfloats(source + 4 * i, target + 4 * i, target + 4 * i + LINE)
-        rest = target + 4 * whole
-        for i in range(count - whole):
-            poke_split(rest + 2 * i, rest + LINE + 2 * i, peek(source + 4 * (whole + i)))
-        for i in range(count - whole, (WIDTH - count % WIDTH) % WIDTH + count - whole):
-            poke_split(rest + 2 * i, rest + LINE + 2 * i, np.float32(0.0))
+            place = target + i // WIDTH * TILE_PAIR
+            split_bfloats(source + 4 * i, place, place + TILE_BYTES)
+        place = target + whole // WIDTH * TILE_PAIR
+        for i in range(whole, padded):
+            value = peek(source + 4 * i) if i < count else np.float32(0.0)
+            poke_split(place + 2 * (i - whole), place + TILE_BYTES + 2 * (i - whole), value)
 
 
 def _convert(x: Any, x_stride: Any, tokens: Any, count: Any, a: Any, a_stride: Any) -> None:
     whole = count // WIDTH * WIDTH
+    padded = (count + WIDTH - 1) // WIDTH * WIDTH
     for t in range(tokens):
         source = x + 4 * t * x_stride
-        target = a + 4 * t * a_stride
+        target = a + 4 * (t // GROUP * GROUP) * a_stride + t % GROUP * LINE
         for i in range(0, whole, WIDTH):
-            convert_bfloats(source + 4 * i, target + 2 * i)
-        for i in range(whole, count):
-            poke_bfloat(target + 2 * i, peek(source + 4 * i))
-        for i in range(count, (count + WIDTH - 1) // WIDTH * WIDTH):
-            poke_bfloat(target + 2 * i, np.float32(0.0))
+            convert_bfloats(source + 4 * i, target + i // WIDTH * TILE_BYTES)
+        place = target + whole // WIDTH * TILE_BYTES
+        for i in range(whole, padded):
+            value = peek(source + 4 * i) if i < count else np.float32(0.0)
+            poke_bfloat(place + 2 * (i - whole), value)
 
 
 def _pack_rows(source: Any, stride: Any, columns: Any, count: Any, b: Any, b_stride: Any) -> None:
@@ -158,6 +162,7 @@ def _make_multiply(halves: int) -> Callable[..., None]:
     ) -> None:
         steps = (depth + WIDTH - 1) // WIDTH
         row = 4 * a_stride
+        group = GROUP * row
         tiles_configure()
         for t in range(0, tokens, WIDTH):
             height = min(WIDTH, tokens - t)
@@ -187,15 +192,15 @@ def _make_multiply(halves: int) -> Callable[..., None]:
                         tile_zero(2)
                         tile_zero(3)
                     if halves == 2:
-                        _split_square(left, row, right, steps)
+                        _split_square(left, group, right, steps)
                     else:
-                        _square(left, row, right, steps)
+                        _square(left, group, right, steps)
                     tile_store(2, target + 16 * stride, stride)
                     tile_store(3, target + 16 * stride + LINE, stride)
                 elif halves == 2:
-                    _split_strip(left, row, right, steps)
+                    _split_strip(left, right, steps)
                 else:
-                    _strip(left, row, right, steps)
+                    _strip(left, right, steps)
                 tile_store(0, target, stride)
                 tile_store(1, target + LINE, stride)
                 if not whole:
@@ -211,50 +216,50 @@ def _make_multiply(halves: int) -> Callable[..., None]:
 
 
 @njit(**INLINE)
-def _square(left: Any, row: Any, right: Any, steps: Any) -> None:
-    lower = left + 16 * row
+def _square(left: Any, group: Any, right: Any, steps: Any) -> None:
+    lower = left + group
     for _ in range(steps):
-        tile_load(4, left, row)
+        tile_load(4, left, LINE)
         tile_load(6, right, LINE)
         tile_multiply(0, 4, 6)
         tile_load(7, right + TILE_BYTES, LINE)
         tile_multiply(1, 4, 7)
-        tile_load(5, lower, row)
+        tile_load(5, lower, LINE)
         tile_multiply(2, 5, 6)
         tile_multiply(3, 5, 7)
-        left += LINE
-        lower += LINE
+        left += TILE_BYTES
+        lower += TILE_BYTES
         right += 2 * TILE_BYTES
 
 
 @njit(**INLINE)
-def _strip(left: Any, row: Any, right: Any, steps: Any) -> None:
+def _strip(left: Any, right: Any, steps: Any) -> None:
     for _ in range(steps):
-        tile_load(4, left, row)
+        tile_load(4, left, LINE)
         tile_load(6, right, LINE)
         tile_multiply(0, 4, 6)
         tile_load(7, right + TILE_BYTES, LINE)
         tile_multiply(1, 4, 7)
-        left += LINE
+        left += TILE_BYTES
         right += 2 * TILE_BYTES
 
 
 @njit(**INLINE)
-def _split_square(left: Any, row: Any, right: Any, steps: Any) -> None:
-    lower = left + 16 * row
+def _split_square(left: Any, group: Any, right: Any, steps: Any) -> None:
+    lower = left + group
     for _ in range(steps):
-        tile_load(6, left + LINE, row)
+        tile_load(6, left + TILE_BYTES, LINE)
         tile_load(4, right, LINE)
         tile_multiply(0, 6, 4)
         tile_load(5, right + TILE_PAIR, LINE)
         tile_multiply(1, 6, 5)
-        tile_load(7, lower + LINE, row)
+        tile_load(7, lower + TILE_BYTES, LINE)
         tile_multiply(2, 7, 4)
         tile_multiply(3, 7, 5)
-        tile_load(6, left, row)
+        tile_load(6, left, LINE)
         tile_multiply(0, 6, 4)
         tile_multiply(1, 6, 5)
-        tile_load(7, lower, row)
+        tile_load(7, lower, LINE)
         tile_multiply(2, 7, 4)
         tile_multiply(3, 7, 5)
         tile_load(4, right + TILE_BYTES, LINE)
@@ -263,25 +268,25 @@ def _split_square(left: Any, row: Any, right: Any, steps: Any) -> None:
         tile_load(5, right + TILE_PAIR + TILE_BYTES, LINE)
         tile_multiply(1, 6, 5)
         tile_multiply(3, 7, 5)
-        left += 2 * LINE
-        lower += 2 * LINE
+        left += TILE_PAIR
+        lower += TILE_PAIR
         right += 2 * TILE_PAIR
 
 
 @njit(**INLINE)
-def _split_strip(left: Any, row: Any, right: Any, steps: Any) -> None:
+def _split_strip(left: Any, right: Any, steps: Any) -> None:
     for _ in range(steps):
-        tile_load(6, left + LINE, row)
+        tile_load(6, left + TILE_BYTES, LINE)
         tile_load(4, right, LINE)
         tile_multiply(0, 6, 4)
         tile_load(5, right + TILE_PAIR, LINE)
         tile_multiply(1, 6, 5)
-        tile_load(7, left, row)
+        tile_load(7, left, LINE)
         tile_multiply(0, 7, 4)
         tile_multiply(1, 7, 5)
         tile_load(4, right + TILE_BYTES, LINE)
         tile_multiply(0, 7, 4)
         tile_load(5, right + TILE_PAIR + TILE_BYTES, LINE)
         tile_multiply(1, 7, 5)
-        left += 2 * LINE
+        left += TILE_PAIR
         right += 2 * TILE_PAIR

@@ -45,16 +45,14 @@ class Product:
     """Twice the float32 elements of converted activations per step along the depth."""
     depth: int
     """Steps of the sum for which a panel is packed at once."""
-    row_major: bool = False
-    """True if converted activations lie token by token, in whole steps of 32."""
+    whole_steps: bool = False
+    """True if converted activations are filled up to steps of 32 along the depth."""
 
     def activation_stride(self, columns: int) -> int:
         """float32 elements a token takes once converted."""
-        if not self.row_major:
+        if not self.whole_steps:
             return columns
-        stride = -(-columns // 32) * 32 // self.weights_per_float
-        # Rows a multiple of 1 KiB apart would compete for the same few cache sets.
-        return stride + 16 if stride % 256 == 0 else stride
+        return -(-columns // 32) * 32 // self.weights_per_float
 
 
 @attrs.frozen(kw_only=True)

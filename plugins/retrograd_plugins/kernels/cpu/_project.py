@@ -10,6 +10,7 @@ Source: Hu et al. 2021, equation 3, and its gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -104,6 +105,10 @@ class Job:
     db: int = 0
 
 
+_SIZES, _JOB = (attrgetter(*(field.name for field in attrs.fields(one))) for one in (Sizes, Job))
+"""Many times faster than `attrs.astuple`, which shows where tokens are decoded one by one."""
+
+
 class ProjectOps:
     """The ops on one instruction set, for weights of all formats that have a decoder."""
 
@@ -150,6 +155,10 @@ class ProjectOps:
             for ops, weight, out in zip(kept, weights, outs, strict=True):
                 ops.matmul(x, weight, out)
         step = max(SLICE_TOKENS, SLICE_VALUES // columns)
+        if tokens <= step:
+            with self._workspace.lock:
+                self._forward(x, weights, adapters, outs, few)
+            return
         with self._workspace.lock:
             for first in range(0, tokens, step):
                 part = slice(first, min(tokens, first + step))
@@ -338,8 +347,8 @@ class ProjectOps:
             product.pack.address,
             product.multiply.address,
             self._copy.address,
-            np.array(attrs.astuple(sizes), np.int64),
-            np.array([attrs.astuple(job) for job in jobs], np.int64),
+            np.array(_SIZES(sizes), np.int64),
+            np.array([_JOB(job) for job in jobs], np.int64),
             np.array([one.scale if one is not None else 0.0 for one in adapters], np.float32),
             self._workspace.counter,
         )

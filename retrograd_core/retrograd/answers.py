@@ -80,6 +80,7 @@ def answer(
         model=services.get("model"),
         sampler=services.get("sampler"),
         ctx=services.get("architecture").context_length,
+        fast=assembly.config.training.fast_sampling_context,
     )
     request = GenerationRequest(prompt=prompt, params=params, stop_ids=tokenizer.stop_ids)
     generator.generate([request], on_token)

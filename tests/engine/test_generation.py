@@ -79,6 +79,47 @@ def test_answers_do_not_depend_on_what_else_is_generated(model: CausalLM) -> Non
         assert (second.logp == third.logp).all()
 
 
+@pytest.mark.parametrize("pass_tokens", [64, 5])
+def test_equal_prompts_are_evaluated_once_with_the_same_bits(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, pass_tokens: int
+) -> None:
+    [prompt, other] = prompts(model, 20, 6)
+    requests = [request_for(prompt, stream=i) for i in range(4)] + [request_for(other, stream=9)]
+    alone = [generate(model, [request])[0] for request in requests]
+    evaluated = 0
+    forward = model.forward
+
+    def counted(batch: Any, store: Any = None) -> Any:
+        nonlocal evaluated
+        evaluated += batch.length
+        return forward(batch, store)
+
+    monkeypatch.setattr(model, "forward", counted)
+    together = generate(model, requests, slots=5, pass_tokens=pass_tokens)
+    for first, second in zip(together, alone, strict=True):
+        assert first.tokens.tolist() == second.tokens.tolist()
+        assert (first.logp == second.logp).all()
+    answers = sum(done.tokens.size for done in together)
+    # Each prompt once, its last token again by each that shares it; all but an answer's last token.
+    assert evaluated == 20 + 3 + 6 + answers - len(requests)
+
+
+def test_fast_decoding_is_close_and_exact_decoding_is_what_it_was(tiny_model: Callable[..., Path]) -> None:
+    backend = build_backend("cpu")
+    model = load_model(tiny_model(format="Q8_0"), backend, build_kernels(backend))
+    requests = [request_for(prompt, temperature=0.0) for prompt in prompts(model, 9, 5)]
+    logits: dict[bool, list[Any]] = {}
+    for fast in (False, True):
+        sampler = RecordingSampler()
+        generate(model, requests, slots=2, sampler=sampler, fast=fast)
+        logits[fast] = sampler.logits
+    exact, rounded = logits[False][0], logits[True][0]
+    assert 0 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
+    after = RecordingSampler()
+    generate(model, requests, slots=2, sampler=after)
+    assert all((a == b).all() for a, b in zip(after.logits, logits[False], strict=True))
+
+
 def test_streams_differ_and_seeds_repeat(model: CausalLM) -> None:
     [prompt] = prompts(model, 6)
     first, second = generate(model, [request_for(prompt, stream=i) for i in range(2)], slots=2)

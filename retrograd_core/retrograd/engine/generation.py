@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import attrs
@@ -16,11 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.nn.attention import KeyValueStore
-from retrograd.nn.batch import Run, build_pass
+from retrograd.nn.batch import PassBatch, Run, build_pass
 from retrograd.nn.model import CausalLM
 from retrograd_hookspecs import RolloutError, Sampler, SamplingParams
 
 FinishReason = Literal["stop", "length"]
+FEW_ROWS = 16
+"""Tokens of a pass up to which `fast` decoding multiplies with `matmul_few`: where it was measured to be
+the faster op."""
+
 OnToken = Callable[[int, int, float], None]
 """Called for every new token with the sequence's number, the token and its log-probability."""
 
@@ -61,6 +66,13 @@ class _Sequence:
     """Tokens in the cache."""
     tokens: list[int] = attrs.field(factory=list)
     logp: list[float] = attrs.field(factory=list)
+    followers: list[_Sequence] = attrs.field(factory=list)
+    """Sequences with the same prompt that wait for this one to evaluate it."""
+
+    @property
+    def leads(self) -> bool:
+        """True while the prompt is being evaluated."""
+        return not self.tokens and self.pending.size > 0
 
 
 class DecodingBatch:
@@ -72,6 +84,8 @@ class DecodingBatch:
         slot_tokens: cache rows of a slot: the longest prompt with its answer.
         pass_tokens: most tokens of one pass, at least `slots`.
         kv_dtype: type of cached keys and values; None is the compute dtype.
+        fast: passes of few tokens may round activations (`matmul_few`); log-probabilities are then close to
+            those of training, not equal.
     """
 
     def __init__(
@@ -83,8 +97,10 @@ class DecodingBatch:
         slot_tokens: int,
         pass_tokens: int = 512,
         kv_dtype: npt.DTypeLike | None = None,
+        fast: bool = False,
     ) -> None:
         self._model = model
+        self._fast = fast
         self._sampler = sampler
         self._slot_tokens = slot_tokens
         self._pass_tokens = max(pass_tokens, slots)
@@ -124,6 +140,13 @@ class DecodingBatch:
         fed = self._choose()
         runs = [Run(tokens=s.pending[:count], start=s.position, row=s.row) for s, count in fed]
         batch = build_pass(runs, self._model.backend, cache_rows=self._cache.rows)
+        few = self._fast and batch.length <= FEW_ROWS
+        with self._model.few_rows() if few else nullcontext():
+            return self._evaluate(batch, fed, on_token)
+
+    def _evaluate(
+        self, batch: PassBatch, fed: list[tuple[_Sequence, int]], on_token: OnToken | None
+    ) -> list[tuple[int, Completion]]:
         hidden = self._model.forward(batch, KeyValueStore(cache=self._cache))
         ready: list[_Sequence] = []
         last_rows: list[int] = []
@@ -135,23 +158,39 @@ class DecodingBatch:
             if not sequence.pending.size:
                 ready.append(sequence)
                 last_rows.append(row - 1)
+                self._release_followers(sequence)
         if not ready:
             return []
         logits = self._logits(hidden, last_rows)
         return [done for s, z in zip(ready, logits, strict=True) if (done := self._advance(s, z, on_token))]
 
     def _admit(self) -> None:
+        """Give free slots to waiting sequences. Equal prompts are evaluated once."""
+        leaders = {s.pending.tobytes(): s for s in self._active if s.leads and not s.position}
         while self._waiting and self._free:
             number, request = self._waiting.popleft()
-            self._active.append(
-                _Sequence(
-                    number=number,
-                    request=request,
-                    rng=np.random.default_rng([request.params.seed, request.stream]),
-                    row=self._free.pop(),
-                    pending=np.asarray(request.prompt, dtype=np.int32),
-                )
+            sequence = _Sequence(
+                number=number,
+                request=request,
+                rng=np.random.default_rng([request.params.seed, request.stream]),
+                row=self._free.pop(),
+                pending=np.asarray(request.prompt, dtype=np.int32),
             )
+            leader = leaders.setdefault(sequence.pending.tobytes(), sequence)
+            if leader is not sequence:
+                sequence.pending = sequence.pending[:0]
+                leader.followers.append(sequence)
+            self._active.append(sequence)
+
+    def _release_followers(self, leader: _Sequence) -> None:
+        """Copy the keys and values of the prompt to the sequences that share it. Each evaluates the last
+        token of the prompt itself, and has its own logits from that."""
+        prompt = np.asarray(leader.request.prompt, dtype=np.int32)
+        for follower in leader.followers:
+            self._cache.copy_rows(leader.row, follower.row, prompt.size - 1)
+            follower.position = prompt.size - 1
+            follower.pending = prompt[-1:]
+        leader.followers = []
 
     def _choose(self) -> list[tuple[_Sequence, int]]:
         """The sequences of the next pass and how many tokens of each: decoding ones first."""
@@ -207,6 +246,7 @@ class Generator:
     slots: int = 1
     pass_tokens: int = 512
     kv_dtype: npt.DTypeLike | None = None
+    fast: bool = False
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_token: OnToken | None = None
@@ -225,6 +265,7 @@ class Generator:
             slot_tokens=min(longest, self.ctx),
             pass_tokens=self.pass_tokens,
             kv_dtype=self.kv_dtype,
+            fast=self.fast,
         )
         for number, request in enumerate(requests):
             batch.submit(number, request)

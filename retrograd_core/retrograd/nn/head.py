@@ -37,6 +37,9 @@ class Head:
         self._scratch = scratch
         self._backend = scratch.workspace.backend
         self._matmul = kernels.get("matmul", weight.format)
+        self._few = kernels.get("matmul_few", weight.format)
+        self.few_rows = False
+        """`logits` through `matmul_few`; see `CausalLM.few_rows`."""
         self._input_grad = kernels.get("matmul_input_grad", weight.format)
         self._fold = kernels.get("logsumexp_tile")
         self._softmax_grad = kernels.get("softmax_grad_tile")
@@ -49,7 +52,8 @@ class Head:
 
     def logits(self, x: Any, out: Any) -> None:
         """x (n, E) of the residual stream to out (n, V), capped."""
-        self._matmul(self.normed(x), self.weight, out)
+        multiply = self._few if self.few_rows else self._matmul
+        multiply(self.normed(x), self.weight, out)
         if self._softcap > 0.0:
             # The kernel caps in place on its way; what else it computes is not needed here.
             targets = self._backend.from_host(np.zeros(x.shape[0], dtype=np.int32))

@@ -154,6 +154,21 @@ class CausalLM:
             for name, lora in attached.items():
                 self.projections[name].lora = lora
 
+    @contextmanager
+    def few_rows(self) -> Iterator[None]:
+        """Inside the block, products with weights are `matmul_few`: made for passes of a few tokens, faster,
+        and not bit for bit those of training."""
+        self._set_few_rows(True)
+        try:
+            yield
+        finally:
+            self._set_few_rows(False)
+
+    def _set_few_rows(self, few: bool) -> None:
+        for projection in self.projections.values():
+            projection.few_rows = few
+        self.head.few_rows = few
+
     def weight_bytes(self) -> int:
         """Bytes of all tensors, as mapped."""
         return sum(info.bytes for info in self.file.tensors.values())

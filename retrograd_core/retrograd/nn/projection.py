@@ -41,6 +41,8 @@ class Projection:
         self.weight = weight
         self.bias = bias
         self.lora: LoraFactors | None = None
+        self.few_rows = False
+        """Forward through `matmul_few`; see `CausalLM.few_rows`."""
 
     def adapter(self, tokens: int, keep: Scope, *, gradients: bool) -> LowRank | None:
         """Arrays of the adapter for a pass, if one is attached; x·Aᵀ (T, r) is kept."""
@@ -63,14 +65,22 @@ class ProjectionGroup:
     def __init__(self, members: Sequence[Projection], kernels: KernelTable) -> None:
         self._members = tuple(members)
         self._add_bias = kernels.get("add_bias")
+        self._few = [kernels.get("matmul_few", member.weight.format) for member in members]
+        self._lora_forward = kernels.get("lora_forward")
         self._project = self._served(kernels, "project")
         self._backward = self._served(kernels, "project_backward")
 
     def forward(self, x: Any, outs: Sequence[Any], keep: Scope) -> None:
         """x (T, K) to the members' outputs (T, N); keeps x·Aᵀ (T, r) of each."""
         weights, adapters = self._operands(x.shape[0], keep, gradients=False)
-        for function, chosen in self._project:
-            function(x, chosen(weights), chosen(adapters), chosen(outs))
+        if self._members[0].few_rows:
+            for multiply, weight, low, out in zip(self._few, weights, adapters, outs, strict=True):
+                multiply(x, weight, out)
+                if low is not None:
+                    self._lora_forward(x, low.a, low.b, low.scale, low.hidden, out)
+        else:
+            for function, chosen in self._project:
+                function(x, chosen(weights), chosen(adapters), chosen(outs))
         for member, out in zip(self._members, outs, strict=True):
             if member.bias is not None:
                 self._add_bias(out, member.bias)

@@ -187,6 +187,9 @@ class Algorithm(Protocol):
 
         `state()` taken right after a report continues with the next step."""
 
+    def longest(self) -> int:
+        """Tokens of the longest sequence that is evaluated, once prepared: sizes the memory estimate."""
+
     def rehearse(self) -> None:
         """Compute the gradient of the first step and discard it: how long a step takes (`check`)."""
 

@@ -17,7 +17,7 @@ from .engine.memory import estimate_memory
 from .progress import Reporter, duration, size
 from .session import KERNELS_MESSAGE, slow_message
 
-PROGRAM_BYTES = 170_000_000
+PROGRAM_BYTES = 265_000_000
 """Python, NumPy, Numba and compiled kernels, as resident in a run on Linux."""
 
 
@@ -88,13 +88,13 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
 
 
 def memory_estimate(assembly: Assembly) -> list[tuple[str, int]]:
-    """Bytes by part of a run of this configuration: what the engine will allocate, and the program."""
+    """Bytes by part of a prepared run: what the engine will allocate, and the program."""
     services, training = assembly.services, assembly.config.training
     parts = estimate_memory(
         services.get("model"),
         services.get("trainable"),
         EngineSettings.from_training(training),
-        longest=training.ctx,
+        longest=services.get("algorithm").longest(),
         optimizer_bytes_per_parameter=services.get("optimizer").bytes_per_parameter(),
     )
     return [*parts, ("program", PROGRAM_BYTES)]

@@ -168,6 +168,10 @@ class Sft:
                 self._position = number
                 yield report
 
+    def longest(self) -> int:
+        """Of training and held-out data."""
+        return max(len(s.tokens) for s in (*self._sequences, *self._held_out))
+
     def rehearse(self) -> None:
         """The gradient of the first step, discarded."""
         self._gradient(self._plan(0)[0])

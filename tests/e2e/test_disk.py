@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,8 @@ def small_disk(workspace: Workspace) -> Iterator[Path]:
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=384k", "tmpfs", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode and os.environ.get("CI"):
+        pytest.fail(f"CI must be able to mount a small file system: {done.stderr.strip()}")
     if done.returncode:
         pytest.skip(f"a file system of its own needs root ({done.stderr.strip()}); see the tests above")
     yield directory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import os
+import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path

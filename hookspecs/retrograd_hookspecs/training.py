@@ -36,7 +36,9 @@ class LossBatch:
     """What a loss sees: one entry per trained token of a pass.
 
     All arrays are float (n,) in the order of the tokens; `sequence` int (n,) numbers the sequence each
-    belongs to. `weight` is 1 for plain tokens. `normalizer` is what the algorithm divides sums by, fixed
+    belongs to, and `position` int (n,) is the index of the token within that sequence: entry i is token
+    `sequences[sequence[i]].tokens[position[i]]`. The tokens of a sequence come in order, but a sequence that
+    is cut has them in several passes, the last first. `weight` is 1 for plain tokens. `normalizer` is what the algorithm divides sums by, fixed
     for the whole optimizer step (for SFT the count of trained tokens in the step), so that the result
     does not depend on how the step is cut into passes. `extra` holds what an algorithm adds (old
     log-probabilities, advantages).
@@ -45,6 +47,7 @@ class LossBatch:
     logp: FloatArray
     weight: FloatArray
     sequence: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
     normalizer: float
     extra: Mapping[str, FloatArray] = attrs.field(factory=dict)
 

@@ -42,6 +42,8 @@ def test_a_loss_sees_each_target_with_its_own_numbers(model: CausalLM, micro_bat
     def loss(batch: LossBatch) -> LossResult:
         assert batch.normalizer == 6.0
         np.testing.assert_array_equal(batch.extra["old"], batch.weight * 10.0)
+        for number, position, token in zip(batch.sequence, batch.position, batch.weight / 10, strict=True):
+            assert SEQUENCES[number].tokens[position] == token
         for number, weight, logp in zip(batch.sequence, batch.weight, batch.logp, strict=True):
             seen[int(number), float(weight)] = float(logp)
         return LossResult(value=1.0, dlogp=np.zeros_like(batch.logp), metrics={"n": float(batch.logp.size)})

@@ -18,6 +18,7 @@ def batch(probabilities: list[float], weight: list[float], normalizer: float) ->
         logp=np.log(np.array(probabilities)),
         weight=np.array(weight),
         sequence=np.zeros(len(weight), np.int64),
+        position=np.arange(1, len(weight) + 1),
         normalizer=normalizer,
     )
 
@@ -41,6 +42,7 @@ def test_sum_is_exact_where_float32_would_lose_it() -> None:
         logp=np.full(n, -0.1, np.float32),
         weight=np.ones(n, np.float32),
         sequence=np.zeros(n, np.int64),
+        position=np.arange(1, n + 1),
         normalizer=float(n),
     )
     assert cross_entropy(many).value == pytest.approx(float(np.float32(0.1)), rel=1e-12)

@@ -89,6 +89,8 @@ class Targets:
     """(T,): rows of the pass that predict a trained token."""
     tokens: npt.NDArray[np.int32]
     sequence: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    """(n,): the index of each token within its sequence."""
     weight: FloatArray
     extra: Mapping[str, FloatArray]
 
@@ -116,6 +118,7 @@ def targets_of(pieces: Pass, sequences: Sequence[TrainingSequence], dtype: npt.D
         sequence=np.concatenate(
             [np.full(len(i), p.sequence, dtype=np.int64) for p, i in zip(pieces, wanted, strict=True)]
         ),
+        position=np.concatenate(wanted).astype(np.int64),
         weight=gather([e.weight for e in examples]),
         extra={name: gather([e.extra[name] for e in examples]) for name in examples[0].extra},
     )

@@ -164,6 +164,7 @@ class TrainingEngine:
                     logp=logp,
                     weight=targets.weight,
                     sequence=targets.sequence,
+                    position=targets.position,
                     normalizer=normalizer,
                     extra=targets.extra,
                 )

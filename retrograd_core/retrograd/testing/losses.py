@@ -48,6 +48,7 @@ def _random_batch(rng: np.random.Generator, extra: Extra | None) -> LossBatch:
         logp=-rng.exponential(1.5, n) - 1e-3,
         weight=rng.uniform(0.25, 2.0, n),
         sequence=sequence.astype(np.int64),
+        position=np.concatenate([np.arange(1, count + 1) for count in np.bincount(sequence)]),
         normalizer=37.0,
         extra=dict(extra(rng, n)) if extra is not None else {},
     )
@@ -88,6 +89,7 @@ def _select(batch: LossBatch, mask: npt.NDArray[np.bool_]) -> LossBatch:
         logp=batch.logp[mask],
         weight=batch.weight[mask],
         sequence=batch.sequence[mask],
+        position=batch.position[mask],
         extra={name: array[mask] for name, array in batch.extra.items()},
     )
 
@@ -101,5 +103,6 @@ def _equal(first: LossBatch, second: LossBatch) -> bool:
         np.array_equal(first.logp, second.logp)
         and np.array_equal(first.weight, second.weight)
         and np.array_equal(first.sequence, second.sequence)
+        and np.array_equal(first.position, second.position)
         and all(np.array_equal(first.extra[name], second.extra[name]) for name in first.extra)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
@@ -31,6 +31,21 @@ class Parameter:
     dtype: str = "f32"
 
 
+@attrs.frozen(kw_only=True)
+class PolicyObjective:
+    """What an algorithm of rewards says about its objective, for the loss to obey.
+
+    `clip_low` and `clip_high` are the distances of the clip range [1 − low, 1 + high]. `level` "token" takes a
+    ratio a token; "sequence" the geometric mean of a sequence's ratios (Zheng et al. 2025, GSPO, equation 7).
+    `kl_coefficient` is that of this update.
+    """
+
+    clip_low: float
+    clip_high: float
+    level: Literal["token", "sequence"] = "token"
+    kl_coefficient: float = 0.0
+
+
 @attrs.frozen(eq=False, kw_only=True)
 class LossBatch:
     """What a loss sees: one entry per trained token of a pass.
@@ -40,8 +55,13 @@ class LossBatch:
     `sequences[sequence[i]].tokens[position[i]]`. The tokens of a sequence come in order, but a sequence that
     is cut has them in several passes, the last first. `weight` is 1 for plain tokens. `normalizer` is what the algorithm divides sums by, fixed
     for the whole optimizer step (for SFT the count of trained tokens in the step), so that the result
-    does not depend on how the step is cut into passes. `extra` holds what an algorithm adds (old
-    log-probabilities, advantages).
+    does not depend on how the step is cut into passes.
+
+    Algorithms of rewards set `objective` and these arrays of `extra`: `old_logp` (the policy's own, under the
+    training path, before the first step of the update), `advantage`, and where there is one `ref_logp` (of
+    the reference), `sampled_logp` (what the sampler drew the token with) and `sequence_log_ratio` (the
+    mean of logp − old_logp over the sequence, the same at each of its tokens; present where a pass may hold
+    only a part of a sequence).
     """
 
     logp: FloatArray
@@ -50,6 +70,7 @@ class LossBatch:
     position: npt.NDArray[np.int64]
     normalizer: float
     extra: Mapping[str, FloatArray] = attrs.field(factory=dict)
+    objective: PolicyObjective | None = None
 
 
 @attrs.frozen(eq=False, kw_only=True)

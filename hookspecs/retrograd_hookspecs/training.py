@@ -53,9 +53,9 @@ class LossBatch:
     All arrays are float (n,) in the order of the tokens; `sequence` int (n,) numbers the sequence each
     belongs to, and `position` int (n,) is the index of the token within that sequence: entry i is token
     `sequences[sequence[i]].tokens[position[i]]`. The tokens of a sequence come in order, but a sequence that
-    is cut has them in several passes, the last first. `weight` is 1 for plain tokens. `normalizer` is what the algorithm divides sums by, fixed
-    for the whole optimizer step (for SFT the count of trained tokens in the step), so that the result
-    does not depend on how the step is cut into passes.
+    is cut has them in several passes, the last first. `weight` is 1 for plain tokens. `normalizer` is what
+    the algorithm divides sums by, fixed for the whole optimizer step (for SFT the count of trained tokens in
+    the step), so that the result does not depend on how the step is cut into passes.
 
     Algorithms of rewards set `objective` and these arrays of `extra`: `old_logp` (the policy's own, under the
     training path, before the first step of the update), `advantage`, and where there is one `ref_logp` (of

@@ -22,7 +22,8 @@ class Score:
     """A reward is a value, missing, or an error; never a made-up number.
 
     `value` is finite and only read where `kind` is "value"; `explanation` says why there is none, or what
-    a judge found. `judge_weight` (at least 0) replaces the run's weight of the judge's verdict for this answer.
+    a judge found. `judge_weight` (at least 0) replaces the run's weight of the judge's verdict for this
+    answer.
     """
 
     kind: Literal["value", "missing", "error"]

@@ -35,9 +35,9 @@ class Parameter:
 class PolicyObjective:
     """What an algorithm of rewards says about its objective, for the loss to obey.
 
-    `clip_low` and `clip_high` are the distances of the clip range [1 − low, 1 + high]. `level` "token" takes a
-    ratio a token; "sequence" the geometric mean of a sequence's ratios (Zheng et al. 2025, GSPO, equation 7).
-    `kl_coefficient` is that of this update.
+    `clip_low` and `clip_high` are the distances of the clip range [1 − low, 1 + high]. `level` "token" takes
+    a ratio a token; "sequence" the geometric mean of a sequence's ratios (Zheng et al. 2025, GSPO, equation
+    7). `kl_coefficient` is that of this update.
     """
 
     clip_low: float

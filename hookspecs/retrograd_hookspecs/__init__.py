@@ -4,7 +4,7 @@ This package imports attrs and pluggy only, so that a plugin's registering modul
 """
 
 from .component import BuildContext, Component, NoConfig
-from .config import ConfigTable, KeyInfo, key, key_info
+from .config import ComponentTable, ConfigTable, KeyInfo, key, key_info
 from .data import Dataset, TokenExample
 from .errors import (
     CheckpointError,
@@ -100,6 +100,7 @@ __all__ = [
     "ChatTemplate",
     "CheckpointError",
     "Component",
+    "ComponentTable",
     "ConfigError",
     "ConfigTable",
     "DataError",

@@ -73,7 +73,9 @@ class Component(Generic[C, P]):
     section: str = ""
     """Top-level TOML table with the keys of an algorithm or trainable, where it is not `name`."""
     selects: Mapping[str, str] = attrs.field(factory=dict)
-    """Keys of this component's table that name another component: key -> kind, `{"loss": "losses"}`."""
+    """Keys of this component's table that name another component: key -> kind, `{"loss": "losses"}`. The
+    value
+    is the name itself, `name:rest` (the component decides what the rest means), or a `ComponentTable`."""
     applies: tuple[str, ...] = ()
     """Optional shared sections that apply to an algorithm: "evaluation", "observe", "reference"."""
     reads: tuple[str, ...] = ()

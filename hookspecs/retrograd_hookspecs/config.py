@@ -46,6 +46,18 @@ class KeyInfo:
     checkpoint can be resumed: the component that reads it has a hash of it in its `signature()`."""
 
 
+@attrs.frozen
+class ComponentTable:
+    """A sub-table that another component reads: `[grpo.judge]` with `type = "ruler"`.
+
+    A key of this type is named in `Component.selects` with the kind of component. `type` names the component,
+    whose own class reads the other keys of the sub-table: those of a third party's component stand in the
+    same place as those of a built-in one. It is built with `context.build(kind, table.type)`.
+    """
+
+    type: str
+
+
 class ConfigTable(Protocol):
     """A TOML table as the user wrote it, for `Component.check`."""
 

@@ -14,7 +14,15 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import KINDS, BuildContext, Component, PluginError, Problem, RetrogradError
+from retrograd_hookspecs import (
+    KINDS,
+    BuildContext,
+    Component,
+    ComponentTable,
+    PluginError,
+    Problem,
+    RetrogradError,
+)
 
 from .config import (
     SHARED_SECTIONS,
@@ -28,6 +36,7 @@ from .config import (
     check_rules,
     read_component,
     read_shared,
+    read_table,
     table_name,
 )
 from .config.resolved import to_table
@@ -45,10 +54,12 @@ _UNUSED = {"run": RunSection(algorithm=""), "output": OutputConfig(path=Path("un
 class Chosen:
     """A component of this run with its structured configuration."""
 
-    table_kind: str
+    kind: str
     """The kind under which `retrograd.config` looks for its table."""
     registered: Registered
     config: Any
+    table: str | None
+    """Its table: "sft", "optimizer.adamw", "grpo.judge"; None if it has none."""
 
     @property
     def component(self) -> Component[Any, Any]:
@@ -111,8 +122,7 @@ def usable(session: PluginSession, kind: str, name: str) -> Registered:
 
 
 def _by_table(chosen: Mapping[tuple[str, str], Chosen]) -> dict[str, Any]:
-    named = ((table_name(item.table_kind, item.component), item.config) for item in chosen.values())
-    return {name: config for name, config in named if name is not None}
+    return {item.table: item.config for item in chosen.values() if item.table is not None}
 
 
 def build_component(assembly: Assembly, registered: Registered, config: Any) -> Any:
@@ -151,13 +161,13 @@ def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
         where = document.where("plugins.load")
         _collect(problems, where, "plugins.load", partial(session.load_file, path))
     chosen = _Chooser(shared, session, problems).choose(algorithm)
-    shape = RunShape.of((item.table_kind, item.component) for item in chosen.values())
+    shape = RunShape.of((item.kind, item.component) for item in chosen.values())
     problems += check_rules(shared, shape)
     if not shared.problems:
         config = shared.config(fixed_accumulation=shape.fixed_accumulation)
         for item in chosen.values():
             if item.config is not None:
-                problems += check_component(item.table_kind, item.component, item.config, config)
+                problems += check_component(item.component, item.table, item.config, config)
     problems += file_problems(shared, _by_table(chosen), algorithm=algorithm)
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
     session.call("retrograd_configure", config=config)
@@ -235,17 +245,26 @@ class _Chooser:
         self._plugin_tables()
         return self._chosen
 
-    def component(self, kind: str, name: str, key: str) -> Chosen | None:
-        """Look a name up and structure its table; problems are collected."""
+    def component(self, kind: str, name: str, key: str, table: str = "") -> Chosen | None:
+        """Look a name up and structure its table, or the given sub-table; problems are collected."""
         find = partial(usable, self._session, kind, name)
         registered = _collect(self._problems, self._document.where(key), key, find)
         if registered is None:
             return None
         # A backend's keys are in [plugin.NAME], like those of a hook plugin.
         table_kind = "hooks" if kind == "backends" else kind
-        read = read_component(table_kind, registered.component, self._document)
+        component = registered.component
+        if table:
+            read = read_table(component.config, self._document.table(table), ignore=("type",))
+        else:
+            read = read_component(table_kind, component, self._document)
         self._problems += read.problems
-        found = Chosen(table_kind=table_kind, registered=registered, config=read.value)
+        found = Chosen(
+            kind=table_kind,
+            registered=registered,
+            config=read.value,
+            table=table or table_name(table_kind, component),
+        )
         self._chosen[kind, name] = found
         return found
 
@@ -255,9 +274,15 @@ class _Chooser:
 
     def _selected(self, found: Chosen) -> None:
         for key, kind in found.component.selects.items():
-            name = getattr(found.config, key, None)
-            if isinstance(name, str):
-                self.component(kind, name, f"{table_name(found.table_kind, found.component)}.{key}")
+            value, dotted = getattr(found.config, key, None), f"{found.table}.{key}"
+            if isinstance(value, ComponentTable):
+                self.component(kind, value.type, f"{dotted}.type", table=dotted)
+            elif isinstance(value, str) and ":" in value:
+                name = value.partition(":")[0]
+                find = partial(usable, self._session, kind, name)
+                _collect(self._problems, self._document.where(dotted), dotted, find)
+            elif isinstance(value, str):
+                self.component(kind, value, dotted)
 
     def _sinks(self) -> None:
         for name in _value(self._shared, "metrics.sinks", ()):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from retrograd.config import SHARED_SECTIONS
 from retrograd.config.reference import update_reference
-from retrograd.installed import installed_classes
+from retrograd.installed import component_classes, installed_classes
 from retrograd.plugins import Catalogue, PluginSession
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -15,7 +15,12 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 def current(text: str) -> str:
     """The text with the tables of every built-in class as they are now."""
     session = PluginSession(Catalogue.installed())
-    return update_reference(text, {**SHARED_SECTIONS, **installed_classes(session)})
+    nested = {
+        f"{kind}.{name}": cls
+        for kind in ("judges", "environments")
+        for name, cls in component_classes(session, kind).items()
+    }
+    return update_reference(text, {**SHARED_SECTIONS, **installed_classes(session), **nested})
 
 
 if __name__ == "__main__":

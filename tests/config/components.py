@@ -16,6 +16,7 @@ from retrograd.config import (
     check_rules,
     read_component,
     read_shared,
+    table_name,
 )
 from retrograd_hookspecs import Component, NoConfig, key
 
@@ -109,6 +110,6 @@ def read_run(
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
     for kind, component in components:
         configs[kind] = read[kind].value
-        problems.extend(check_component(kind, component, configs[kind], config))
+        problems.extend(check_component(component, table_name(kind, component), configs[kind], config))
     shared.config(problems)
     return config, configs

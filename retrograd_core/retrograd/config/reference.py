@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 import attrs
 
+from retrograd_hookspecs import ComponentTable
+
 from .keys import ConfigKey, element_type, is_literal, is_union, keys_of, mapped_type, optional_arms
 from .messages import bounds_text, show
 
@@ -47,7 +49,7 @@ def render_table(name: str, cls: type[Any]) -> str:
         rows.append("| " + " | ".join(_cell(text) for text in _row(key)) + " |")
         for arm in optional_arms(key.type):
             nested = element_type(arm) or arm
-            if attrs.has(nested):
+            if attrs.has(nested) and nested is not ComponentTable:
                 brackets = "[[{}]]" if element_type(arm) else "[{}]"
                 title = brackets.format(f"{name}.{key.name}")
                 below.append(f"\n`{title}`:\n\n{render_table(f'{name}.{key.name}', nested)}")

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import tomlkit
 
-from retrograd_hookspecs import ConfigError, Problem
+from retrograd_hookspecs import ComponentTable, ConfigError, Problem
 
 from .document import join_key
 from .keys import ConfigKey, keys_of
@@ -46,9 +46,10 @@ def resolved_text(config: RunConfig, components: Mapping[str, Any], versions: Ma
         section = getattr(config, name)
         if section is not None:
             lines += _table(name, section)
+    types = dict(_component_tables(components))
     for name, component in components.items():
-        if keys_of(type(component)):
-            lines += _table(name, component)
+        if keys_of(type(component)) or name in types:
+            lines += _table(name, component, types.get(name, ""))
     return "\n".join(lines) + "\n"
 
 
@@ -81,9 +82,17 @@ def _header(config: RunConfig, versions: Mapping[str, str]) -> Iterator[str]:
         yield f"# {name} {version}"
 
 
-def _table(name: str, config: Any) -> list[str]:
-    """Lines of a table: its own keys first, then sub-tables, as TOML needs them."""
-    own: list[str] = []
+def _component_tables(components: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and `type` of every sub-table that is in `components` itself."""
+    for name, component in components.items():
+        for key, value in _items(component):
+            if isinstance(value, ComponentTable):
+                yield f"{name}.{key.name}", value.type
+
+
+def _table(name: str, config: Any, component: str = "") -> list[str]:
+    """Lines of a table: its own keys first, then sub-tables, as TOML needs them. `component`: its `type`."""
+    own: list[str] = [f"type = {_toml(component)}"] if component else []
     below: list[str] = []
     given = {key.name for key, value in _items(config) if value is not None}
     for key, value in _items(config):
@@ -94,6 +103,8 @@ def _table(name: str, config: Any) -> list[str]:
             own.append(f"# {label} is left out: {key.info.excluded_by} excludes it")
         elif value is None:
             own.append(f"# {label}: {key.info.default_text or 'not set'}")
+        elif isinstance(value, ComponentTable):
+            continue  # a table of its own, with the keys of its component
         elif attrs.has(type(value)):
             below += _table(f"{name}.{label}", value)
         elif isinstance(value, tuple) and value and all(attrs.has(type(element)) for element in value):
@@ -110,6 +121,8 @@ def _items(config: Any) -> Iterable[tuple[ConfigKey, Any]]:
 
 
 def _plain(value: Any, defaults: bool, secrets: bool) -> Any:
+    if isinstance(value, ComponentTable):
+        return {"type": value.type}
     if attrs.has(type(value)):
         return to_table(value, defaults=defaults, secrets=secrets)
     if isinstance(value, Mapping):

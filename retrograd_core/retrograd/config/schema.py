@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import attrs
 
-from retrograd_hookspecs import KeyInfo, PluginError
+from retrograd_hookspecs import ComponentTable, KeyInfo, PluginError
 
 from .keys import ConfigKey, element_type, is_literal, is_union, keys_of, mapped_type, optional_arms
 from .resolved import to_table
@@ -23,7 +23,9 @@ _ON_COMMAND_LINE = frozenset({"model.path"})
 
 
 def json_schema(
-    sections: Mapping[str, type[Any]], choices: Mapping[str, Mapping[str, str]] | None = None
+    sections: Mapping[str, type[Any]],
+    choices: Mapping[str, Mapping[str, str]] | None = None,
+    variants: Mapping[str, Mapping[str, type[Any]]] | None = None,
 ) -> dict[str, Any]:
     """The schema of run files.
 
@@ -31,6 +33,8 @@ def json_schema(
         sections: class of each component table by its dotted name: `{"sft": …, "optimizer.sgd": …}`.
         choices: for keys that name a component, what is installed: `{"training.optimizer":
             {"adamw": "its summary"}}`.
+        variants: for sub-tables that a component reads, the class of each component that is installed:
+            `{"grpo.judge": {"ruler": …}}`.
 
     Raises:
         PluginError: a class is no configuration class, or contains itself.
@@ -47,6 +51,8 @@ def json_schema(
         for parent in parents:
             container = container.setdefault(parent, _object({}))["properties"]
         container[last] = _table_schema(name, cls, choices, ())
+    for name, classes in (variants or {}).items():
+        _set_variants(properties, name, classes, choices)
     required = [
         name
         for name, schema in properties.items()
@@ -57,6 +63,25 @@ def json_schema(
         "title": "retrograd run",
         **_object(properties, required=required, description="A training run of retrograd."),
     }
+
+
+def _set_variants(
+    properties: dict[str, Any],
+    name: str,
+    classes: Mapping[str, type[Any]],
+    choices: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Replace the schema of a sub-table by one alternative a component, told apart by `type`."""
+    *parents, last = name.split(".")
+    for parent in parents:
+        properties = properties[parent]["properties"]
+    alternatives = []
+    for component, cls in classes.items():
+        schema = _table_schema(name, cls, choices, ())
+        schema["properties"] = {"type": {"const": component}, **schema["properties"]}
+        schema["required"] = ["type", *schema.get("required", ())]
+        alternatives.append(schema)
+    properties[last] = {"description": properties[last].get("description", ""), "anyOf": alternatives}
 
 
 def _table_schema(
@@ -112,6 +137,8 @@ def _type_schema(
     if is_union(annotation):
         arms = [_type_schema(name, arm, info, choices, parents) for arm in optional_arms(annotation)]
         return arms[0] if len(arms) == 1 else {"anyOf": arms}
+    if annotation is ComponentTable:
+        return {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
     element = element_type(annotation)
     if element is not None:
         return {"type": "array", "items": _type_schema(name, element, info, choices, parents)}

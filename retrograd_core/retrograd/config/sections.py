@@ -263,6 +263,7 @@ NAMED_TABLES: Mapping[str, NamedTable] = MappingProxyType(
     {
         "optimizer": NamedTable("optimizers", "optimizer", "training.optimizer"),
         "lr_scheduler": NamedTable("schedules", "learning-rate schedule", "training.lr_scheduler"),
+        "reward": NamedTable("rewards", "reward", "the reward key of the algorithm"),
         "loss": NamedTable("losses", "loss", "the loss key of the algorithm"),
         "sink": NamedTable("sinks", "sink", "[metrics]"),
         "plugin": NamedTable("hooks", "hook plugin", "[plugins]"),

@@ -94,11 +94,13 @@ def read_component(kind: str, component: Component[Any, Any], document: Document
     return read_table(component.config, document.table(name))
 
 
-def check_component(kind: str, component: Component[Any, Any], config: Any, run: RunConfig) -> list[Problem]:
-    """What the component itself finds wrong across keys."""
+def check_component(
+    component: Component[Any, Any], table: str | None, config: Any, run: RunConfig
+) -> list[Problem]:
+    """What the component itself finds wrong across the keys of its table."""
     if component.check is None:
         return []
-    return list(component.check(config, run.table(table_name(kind, component) or ""), run))
+    return list(component.check(config, run.table(table or ""), run))
 
 
 _SECTION_KINDS = {"algorithms": "run.algorithm", "trainables": "training.trainable"}

@@ -17,7 +17,7 @@ from typing import Any, Generic, NoReturn, TypeVar, get_args
 import attrs
 import cattrs
 
-from retrograd_hookspecs import ConfigError, KeyInfo, Problem, key_info
+from retrograd_hookspecs import ComponentTable, ConfigError, KeyInfo, Problem, key_info
 
 from .document import Document, RawTable, join_key
 from .keys import (
@@ -261,6 +261,7 @@ def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
     converter.register_structure_hook_func(lambda t: t is Any, lambda node, _: node.value)
     converter.register_structure_hook_func(attrs.has, _structure_class)
+    converter.register_structure_hook(ComponentTable, _structure_component_table)
     converter.register_structure_hook_func(lambda t: mapped_type(t) is not None, _structure_mapping)
     converter.register_structure_hook_func(lambda t: element_type(t) is not None, _structure_array)
     converter.register_structure_hook_func(is_literal, _structure_literal)
@@ -397,6 +398,20 @@ def _structure_class(node: _Node, cls: type[Any]) -> Any:
     if problems:
         raise _RefusedError(problems)
     return _build(node, cls, given)
+
+
+def _structure_component_table(node: _Node, _: Any) -> ComponentTable:
+    """Only `type`: the component that it names reads the rest."""
+    if not isinstance(node.value, Mapping):
+        raise _RefusedError([_not_a_table(node)])
+    kind = node.value.get("type")
+    if kind is None:
+        node.child("type", None).refuse(
+            "required key is missing", "it names the component that reads this table"
+        )
+    if not isinstance(kind, str):
+        node.child("type", kind).wrong_type("a string", suggestion(kind, str))
+    return ComponentTable(kind)
 
 
 _SCALAR_HOOKS: dict[type[Any], Any] = {

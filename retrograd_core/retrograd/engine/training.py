@@ -197,7 +197,8 @@ class TrainingEngine:
         self._cache.reserve(layout.rows, self.settings.micro_batch)
         if not gradients:
             return KeyValueStore(cache=self._cache)
-        self._cache_gradients.clear(self._cache.rows, self.settings.micro_batch)
+        self._cache_gradients.reserve(self._cache.rows, self.settings.micro_batch)
+        self._cache_gradients.clear(0, layout.rows)
         return KeyValueStore(cache=self._cache, gradients=self._cache_gradients)
 
     def _batch(self, pieces: Pass, sequences: Sequence[TrainingSequence], layout: StepLayout) -> PassBatch:

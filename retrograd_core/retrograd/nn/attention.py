@@ -137,7 +137,7 @@ class Attention:
         self._rope(k, batch.positions, cos, sin, self._interleaved, inverse)
 
     def _keys_values(self, k: Any, v: Any, batch: PassBatch, store: KeyValueStore | None) -> tuple[Any, Any]:
-        if not batch.cached or store is None:
+        if not batch.uses_cache or store is None:
             return k, v
         return store.cache.extend(self._block, k, v, batch)
 
@@ -157,7 +157,7 @@ class Attention:
     ) -> None:
         """dq, dk, dv of the pass's own tokens; the gradients of cached rows stay in the store."""
         keys, values = self._keys_values(k, v, batch, store)
-        cached = store is not None and store.gradients is not None and bool(batch.cached)
+        cached = store is not None and store.gradients is not None and batch.uses_cache
         if cached:
             dkeys, dvalues = store.gradients.of(self._block, batch)  # type: ignore[union-attr]
         else:

@@ -78,6 +78,9 @@ class KVCache:
             stored[first:stop] = own[run.query : run.query + run.length]
             if self.widens:
                 seen[run.row : stop] = stored[run.row : stop]
+        if self.widens:
+            for first, stop in batch.contexts:
+                seen[first:stop] = stored[first:stop]
         for first, stop in batch.loose:
             seen[self.rows + first : self.rows + stop] = own[first:stop]
         return seen
@@ -103,8 +106,8 @@ class KVGradients:
         self._rows = 0
         self._arrays: list[tuple[Any, Any]] = []
 
-    def clear(self, rows: int, loose: int) -> None:
-        """Zero the gradients of sequence rows, in arrays that match a cache of `rows` + `loose` rows."""
+    def reserve(self, rows: int, loose: int) -> None:
+        """Make arrays that match a cache of `rows` + `loose` rows; what they hold is anything."""
         shape = (rows + loose, *self._tail)
         self._rows = rows
         self._arrays = [
@@ -114,9 +117,18 @@ class KVGradients:
             )
             for block in range(self._blocks)
         ]
+
+    def clear(self, first: int, stop: int) -> None:
+        """Zero the gradients of sequence rows [first, stop)."""
         for pair in self._arrays:
             for array in pair:
-                array[:rows] = 0
+                array[first:stop] = 0
+
+    def add_rows(self, source: int, target: int, count: int) -> None:
+        """Add the gradients of `count` rows to others: those of a copied prefix to the rows it is from."""
+        for pair in self._arrays:
+            for array in pair:
+                array[target : target + count] += array[source : source + count]
 
     def of(self, block: int, batch: PassBatch) -> tuple[Any, Any]:
         """The arrays that `attention_backward` adds to, with the loose rows of this pass zeroed."""

@@ -59,9 +59,12 @@ class LossBatch:
 
     Algorithms of rewards set `objective` and these arrays of `extra`: `old_logp` (the policy's own, under the
     training path, before the first step of the update), `advantage`, and where there is one `ref_logp` (of
-    the reference), `sampled_logp` (what the sampler drew the token with) and `sequence_log_ratio` (the
-    mean of logp − old_logp over the sequence, the same at each of its tokens; present where a pass may hold
-    only a part of a sequence).
+    the reference) and `sampled_logp` (what the sampler drew the token with). At level "sequence" also one of:
+    `sequence_tokens`, the number of trained tokens of the sequence, the same at each of them, where every
+    pass holds whole sequences; or `sequence_log_ratio`, the mean of logp − old_logp over the trained tokens
+    of the sequence under the weights of this step, the same at each of them, where a sequence may be cut.
+    No more is needed of a cut sequence: a token's derivative is its sequence's ratio times its own advantage
+    (GSPO-token), so passes that hold parts add up to the gradient of the whole.
     """
 
     logp: FloatArray

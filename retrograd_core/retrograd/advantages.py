@@ -32,7 +32,7 @@ def group_advantages(
     Raises: `TrainingError` for a reward that is not finite, an empty group, or "leave_one_out" of one.
 
     Sources: Liu et al. 2025, Understanding R1-Zero-Like Training, section 3.2 (Dr. GRPO); Kool et al. 2019,
-    Buy 4 REINFORCE Samples, equation 8; Ahmadian et al. 2024, Back to Basics (RLOO).
+    Buy 4 REINFORCE Samples, Get a Baseline for Free!; Ahmadian et al. 2024, Back to Basics (RLOO).
     """
     values = _finite(rewards, "rewards")
     if values.size == 0:

@@ -259,6 +259,26 @@ def reference_penalty(tokens: PolicyTokens) -> Dual | float:
     return coefficient * reference_kl(tokens) if coefficient else 0.0
 
 
+def sampler_weight(tokens: PolicyTokens, cap: float) -> Array:
+    """π_old / π_sampler of each token: how much likelier it was under the training path than when it was
+    drawn, at most `cap`. A constant, exactly 1 where both agree. Needs `extra["sampled_logp"]`.
+
+    Source: Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (truncated
+    importance sampling).
+    """
+    return np.minimum(_sampler_ratio(tokens), cap)
+
+
+def beyond_cap(tokens: PolicyTokens, cap: float) -> npt.NDArray[np.bool_]:
+    """Tokens whose π_old / π_sampler is above `cap`."""
+    return _sampler_ratio(tokens) > cap
+
+
+def _sampler_ratio(tokens: PolicyTokens) -> Array:
+    with np.errstate(over="ignore"):  # infinity is above every cap
+        return np.exp(tokens.array("old_logp") - tokens.array("sampled_logp"))
+
+
 def policy_means(sums: Mapping[str, float]) -> dict[str, float]:
     """What is logged of a step, from the sums of its passes: each is divided by the number of tokens.
 

@@ -104,6 +104,7 @@ def test_their_keys_are_checked_and_in_the_schema(workspace: Workspace, extras: 
     assert extra == {
         ("architectures", "gemma2"),
         ("losses", "focal"),
+        ("losses", "sapo"),
         ("optimizers", "lion"),
         ("sinks", "csv"),
     }

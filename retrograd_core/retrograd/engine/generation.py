@@ -1,13 +1,14 @@
 """Generation with a key/value cache, several sequences at a time.
 
-A pass holds one token of each sequence that decodes and, in what room is left, pieces of prompts: sequences
-join and leave between any two passes. A token's logits do not depend on the others in its pass; with a cache
-in the compute dtype they are those of the training forward bit for bit.
+Sequences lie in the slots of one cache; they join and leave between any two passes. Prompts are evaluated
+in passes of their own, with the kernels of training; then a pass decodes one token of every sequence. A
+token's logits do not depend on the others in its pass: with a cache in the compute dtype and without `fast`
+they are those of the training forward bit for bit, and with `fast` they do not depend on what else is
+decoded.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -17,14 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from retrograd.nn.attention import KeyValueStore
-from retrograd.nn.batch import PassBatch, Run, build_pass
+from retrograd.nn.batch import Run, build_pass
+from retrograd.nn.head import HeadPlan
 from retrograd.nn.model import CausalLM
 from retrograd_hookspecs import RolloutError, Sampler, SamplingParams
 
+from .slots import Slot, Slots
+
 FinishReason = Literal["stop", "length"]
 FEW_ROWS = 16
-"""Tokens of a pass up to which `fast` decoding multiplies with `matmul_few`: where it was measured to be
-the faster op."""
+"""Tokens of a decoding pass with `fast`: up to so many `matmul_few` was measured to be the faster op."""
 
 OnToken = Callable[[int, int, float], None]
 """Called for every new token with the sequence's number, the token and its log-probability."""
@@ -47,32 +50,35 @@ class GenerationRequest:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Completion:
-    """What was generated, a stop token included. `logp` float64 (n,) under the sampled distribution."""
+    """What was generated, a stop token included. `logp` float64 (n,): see `DecodingBatch`."""
 
     tokens: npt.NDArray[np.int32]
     logp: npt.NDArray[np.float64]
     finish: FinishReason
 
 
+@attrs.define(kw_only=True)
+class GenerationStats:
+    """Counts of a decoding batch: prompt tokens evaluated, prompt tokens that were in the cache already,
+    tokens drawn, decoding passes, and the rows of all of them."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    decode_passes: int = 0
+    decode_rows: int = 0
+
+
 @attrs.define(eq=False)
-class _Sequence:
+class Active:
+    """A request in a slot."""
+
     number: int
     request: GenerationRequest
     rng: np.random.Generator
-    row: int
-    pending: npt.NDArray[np.int32]
-    """Tokens that are not in the cache yet: what is left of the prompt, then the newest token."""
-    position: int = 0
-    """Tokens in the cache."""
+    prompt: npt.NDArray[np.int32]
     tokens: list[int] = attrs.field(factory=list)
     logp: list[float] = attrs.field(factory=list)
-    followers: list[_Sequence] = attrs.field(factory=list)
-    """Sequences with the same prompt that wait for this one to evaluate it."""
-
-    @property
-    def leads(self) -> bool:
-        """True while the prompt is being evaluated."""
-        return not self.tokens and self.pending.size > 0
 
 
 class DecodingBatch:
@@ -82,10 +88,12 @@ class DecodingBatch:
     Args:
         slots: sequences in flight at once; more wait for a free slot.
         slot_tokens: cache rows of a slot: the longest prompt with its answer.
-        pass_tokens: most tokens of one pass, at least `slots`.
+        pass_tokens: most tokens of one prompt pass.
         kv_dtype: type of cached keys and values; None is the compute dtype.
-        fast: passes of few tokens may round activations (`matmul_few`); log-probabilities are then close to
-            those of training, not equal.
+        fast: decoding may round activations (`matmul_few`); log-probabilities are then close to those of
+            training, not equal.
+        head_plan: how training cuts the head. With it, a token's log-probability is the model's own, computed
+            as in training; without it, that of the distribution it was drawn from (temperature, top-p, …).
     """
 
     def __init__(
@@ -98,21 +106,26 @@ class DecodingBatch:
         pass_tokens: int = 512,
         kv_dtype: npt.DTypeLike | None = None,
         fast: bool = False,
+        head_plan: HeadPlan | None = None,
     ) -> None:
         self._model = model
         self._fast = fast
         self._sampler = sampler
         self._slot_tokens = slot_tokens
-        self._pass_tokens = max(pass_tokens, slots)
+        self._pass_tokens = max(pass_tokens, 1)
+        self._head_plan = head_plan
         self._cache = model.new_cache("generation_kv", kv_dtype)
         self._cache.reserve(slots * slot_tokens, 0)
         self._rows = model.workspace.scope("generation")
-        self._free = [slot * slot_tokens for slot in reversed(range(slots))]
-        self._waiting: deque[tuple[int, GenerationRequest]] = deque()
-        self._active: list[_Sequence] = []
+        self._slots: Slots[Active] = Slots(slots, slot_tokens, self._cache.copy_rows)
+        self._waiting: list[tuple[Active, object]] = []
+        self.stats = GenerationStats()
 
-    def submit(self, number: int, request: GenerationRequest) -> None:
+    def submit(self, number: int, request: GenerationRequest, session: object = None) -> None:
         """Add a sequence under a number of the caller's choice.
+
+        `session`: a key under which the slot is kept when the sequence ends, for a request whose prompt goes
+        on where this one ended; only what is new is evaluated then. `end_session` gives the slot back.
 
         Raises `RolloutError` for an empty prompt, or one that does not fit a slot with its answer.
         """
@@ -127,108 +140,142 @@ class DecodingBatch:
                 f" {request.params.max_new_tokens} exceed the context of {self._slot_tokens} tokens;"
                 " shorten the prompt, lower max_new_tokens or raise training.ctx"
             )
-        self._waiting.append((number, request))
+        sequence = Active(
+            number=number,
+            request=request,
+            rng=np.random.default_rng([request.params.seed, request.stream]),
+            prompt=np.asarray(request.prompt, dtype=np.int32),
+        )
+        self._waiting.append((sequence, session))
 
     @property
     def busy(self) -> bool:
         """True while a sequence is active or waits."""
-        return bool(self._active or self._waiting)
+        return bool(self._waiting) or self._slots.active()
+
+    def cancel(self, number: int) -> None:
+        """Give up a sequence; one that has ended already is no error."""
+        self._waiting = [(s, key) for s, key in self._waiting if s.number != number]
+        for slot in self._slots:
+            if slot.occupant is not None and slot.occupant.number == number:
+                self._slots.release(slot)
+
+    def end_session(self, session: object) -> None:
+        """Give the slot of a session back."""
+        self._slots.end_session(session)
+
+    def forget(self) -> None:
+        """Drop all cached keys and values, because the weights have changed. Nothing may be in flight."""
+        if self.busy:
+            raise RolloutError("the weights changed while sequences were being generated")
+        self._slots.forget()
 
     def step(self, on_token: OnToken | None = None) -> list[tuple[int, Completion]]:
         """Run one pass; returns the sequences that ended with it."""
         self._admit()
-        fed = self._choose()
-        runs = [Run(tokens=s.pending[:count], start=s.position, row=s.row) for s, count in fed]
-        batch = build_pass(runs, self._model.backend, cache_rows=self._cache.rows)
-        few = self._fast and batch.length <= FEW_ROWS
-        with self._model.few_rows() if few else nullcontext():
-            return self._evaluate(batch, fed, on_token)
-
-    def _evaluate(
-        self, batch: PassBatch, fed: list[tuple[_Sequence, int]], on_token: OnToken | None
-    ) -> list[tuple[int, Completion]]:
-        hidden = self._model.forward(batch, KeyValueStore(cache=self._cache))
-        ready: list[_Sequence] = []
-        last_rows: list[int] = []
-        row = 0
-        for sequence, count in fed:
-            row += count
-            sequence.position += count
-            sequence.pending = sequence.pending[count:]
-            if not sequence.pending.size:
-                ready.append(sequence)
-                last_rows.append(row - 1)
-                self._release_followers(sequence)
-        if not ready:
-            return []
-        logits = self._logits(hidden, last_rows)
-        return [done for s, z in zip(ready, logits, strict=True) if (done := self._advance(s, z, on_token))]
+        prompts = self._slots.with_prompt()
+        if prompts:
+            return self._prompt_pass(prompts, on_token)
+        decoding = self._slots.decoding()
+        size = FEW_ROWS if self._fast else max(len(decoding), 1)
+        done: list[tuple[int, Completion]] = []
+        for first in range(0, len(decoding), size):
+            done += self._decode_pass(decoding[first : first + size], on_token)
+        return done
 
     def _admit(self) -> None:
-        """Give free slots to waiting sequences. Equal prompts are evaluated once."""
-        leaders = {s.pending.tobytes(): s for s in self._active if s.leads and not s.position}
-        while self._waiting and self._free:
-            number, request = self._waiting.popleft()
-            sequence = _Sequence(
-                number=number,
-                request=request,
-                rng=np.random.default_rng([request.params.seed, request.stream]),
-                row=self._free.pop(),
-                pending=np.asarray(request.prompt, dtype=np.int32),
-            )
-            leader = leaders.setdefault(sequence.pending.tobytes(), sequence)
-            if leader is not sequence:
-                sequence.pending = sequence.pending[:0]
-                leader.followers.append(sequence)
-            self._active.append(sequence)
+        """Give slots to the sequences that wait, in their order."""
+        still: list[tuple[Active, object]] = []
+        for sequence, session in self._waiting:
+            cached = self._slots.admit(sequence, sequence.prompt, session)
+            if cached is None:
+                still.append((sequence, session))
+            else:
+                self.stats.cached_tokens += cached
+        self._waiting = still
 
-    def _release_followers(self, leader: _Sequence) -> None:
-        """Copy the keys and values of the prompt to the sequences that share it. Each evaluates the last
-        token of the prompt itself, and has its own logits from that."""
-        prompt = np.asarray(leader.request.prompt, dtype=np.int32)
-        for follower in leader.followers:
-            self._cache.copy_rows(leader.row, follower.row, prompt.size - 1)
-            follower.position = prompt.size - 1
-            follower.pending = prompt[-1:]
-        leader.followers = []
-
-    def _choose(self) -> list[tuple[_Sequence, int]]:
-        """The sequences of the next pass and how many tokens of each: decoding ones first."""
+    def _prompt_pass(
+        self, slots: Sequence[Slot[Active]], on_token: OnToken | None
+    ) -> list[tuple[int, Completion]]:
         room = self._pass_tokens
-        chosen: list[tuple[_Sequence, int]] = []
-        for sequence in sorted(self._active, key=lambda s: len(s.tokens) == 0):
-            count = min(room, sequence.pending.size)
-            if count:
-                chosen.append((sequence, count))
-                room -= count
-        return chosen
+        runs: list[Run] = []
+        ready: list[Slot[Active]] = []
+        last_rows: list[int] = []
+        for slot in slots:
+            tokens = slot.pending[:room]
+            if not tokens.size:
+                break
+            runs.append(Run(tokens=tokens, start=slot.length, row=slot.row))
+            room -= tokens.size
+            self.stats.prompt_tokens += tokens.size
+            slot.extend(tokens, prompt=True)
+            if not slot.pending.size:
+                ready.append(slot)
+                last_rows.append(self._pass_tokens - room - 1)
+        hidden = self._forward(runs)
+        for slot in ready:
+            self.stats.cached_tokens += self._slots.release_followers(slot)
+        return self._draw(ready, self._gathered(hidden, last_rows), on_token)
 
-    def _logits(self, hidden: Any, rows: list[int]) -> npt.NDArray[Any]:
-        """Logits (n, V) of some rows of the pass, on the host."""
-        spec = self._model.spec
-        x = self._rows.get("x", (len(rows), spec.embedding_length))
+    def _decode_pass(
+        self, slots: Sequence[Slot[Active]], on_token: OnToken | None
+    ) -> list[tuple[int, Completion]]:
+        runs = []
+        for slot in slots:
+            assert slot.occupant is not None
+            token = np.array(slot.occupant.tokens[-1:], dtype=np.int32)
+            runs.append(Run(tokens=token, start=slot.length, row=slot.row))
+            slot.extend(token, prompt=False)
+        self.stats.decode_passes += 1
+        self.stats.decode_rows += len(runs)
+        with self._model.few_rows() if self._fast else nullcontext():
+            return self._draw(slots, self._forward(runs), on_token)
+
+    def _forward(self, runs: list[Run]) -> Any:
+        batch = build_pass(runs, self._model.backend, cache_rows=self._cache.rows)
+        return self._model.forward(batch, KeyValueStore(cache=self._cache))
+
+    def _gathered(self, hidden: Any, rows: list[int]) -> Any:
+        x = self._rows.get("x", (len(rows), self._model.spec.embedding_length))
         for index, row in enumerate(rows):
             x[index : index + 1] = hidden[row : row + 1]
-        out = self._rows.get("logits", (len(rows), spec.vocabulary_size))
-        self._model.head.logits(x, out)
-        return self._model.backend.to_host(out)
+        return x
+
+    def _draw(
+        self, slots: Sequence[Slot[Active]], hidden: Any, on_token: OnToken | None
+    ) -> list[tuple[int, Completion]]:
+        """Draw the next token of each slot from its row of the residual stream; those that ended."""
+        if not slots:
+            return []
+        head, backend = self._model.head, self._model.backend
+        logits = self._rows.get("logits", (len(slots), self._model.spec.vocabulary_size))
+        head.logits(hidden, logits)
+        drawn: list[tuple[int, float]] = []
+        for slot, row in zip(slots, backend.to_host(logits), strict=True):
+            assert slot.occupant is not None
+            drawn.append(self._sampler.sample(row, slot.occupant.request.params, slot.occupant.rng))
+        if self._head_plan is not None:
+            tokens = np.array([token for token, _ in drawn], dtype=np.int32)
+            own = head.log_probabilities_of(logits, backend.from_host(tokens), self._head_plan)
+            drawn = [(token, float(logp)) for (token, _), logp in zip(drawn, own, strict=True)]
+        self.stats.new_tokens += len(slots)
+        pairs = zip(slots, drawn, strict=True)
+        return [done for slot, (t, logp) in pairs if (done := self._advance(slot, t, logp, on_token))]
 
     def _advance(
-        self, sequence: _Sequence, logits: npt.NDArray[Any], on_token: OnToken | None
+        self, slot: Slot[Active], token: int, logp: float, on_token: OnToken | None
     ) -> tuple[int, Completion] | None:
-        """Sample the next token; the finished sequence, or None if it goes on."""
-        request = sequence.request
-        token, logp = self._sampler.sample(logits, request.params, sequence.rng)
+        """Note a drawn token; the finished sequence, or None if it goes on."""
+        sequence = slot.occupant
+        assert sequence is not None
         sequence.tokens.append(token)
         sequence.logp.append(logp)
         if on_token is not None:
             on_token(sequence.number, token, logp)
-        stopped = token in request.stop_ids
-        if not stopped and len(sequence.tokens) < request.params.max_new_tokens:
-            sequence.pending = np.array([token], dtype=np.int32)
+        stopped = token in sequence.request.stop_ids
+        if not stopped and len(sequence.tokens) < sequence.request.params.max_new_tokens:
             return None
-        self._active.remove(sequence)
-        self._free.append(sequence.row)
+        self._slots.release(slot)
         return sequence.number, Completion(
             tokens=np.array(sequence.tokens, dtype=np.int32),
             logp=np.array(sequence.logp, dtype=np.float64),
@@ -247,6 +294,20 @@ class Generator:
     pass_tokens: int = 512
     kv_dtype: npt.DTypeLike | None = None
     fast: bool = False
+    head_plan: HeadPlan | None = None
+
+    def batch(self, *, slots: int | None = None, slot_tokens: int | None = None) -> DecodingBatch:
+        """An empty decoding batch with these settings."""
+        return DecodingBatch(
+            self.model,
+            self.sampler,
+            slots=slots or self.slots,
+            slot_tokens=slot_tokens or self.ctx,
+            pass_tokens=self.pass_tokens,
+            kv_dtype=self.kv_dtype,
+            fast=self.fast,
+            head_plan=self.head_plan,
+        )
 
     def generate(
         self, requests: Sequence[GenerationRequest], on_token: OnToken | None = None
@@ -258,15 +319,7 @@ class Generator:
         if not requests:
             return []
         longest = max(request.total_tokens for request in requests)
-        batch = DecodingBatch(
-            self.model,
-            self.sampler,
-            slots=min(self.slots, len(requests)),
-            slot_tokens=min(longest, self.ctx),
-            pass_tokens=self.pass_tokens,
-            kv_dtype=self.kv_dtype,
-            fast=self.fast,
-        )
+        batch = self.batch(slots=min(self.slots, len(requests)), slot_tokens=min(longest, self.ctx))
         for number, request in enumerate(requests):
             batch.submit(number, request)
         done: dict[int, Completion] = {}

@@ -59,6 +59,21 @@ class Head:
             targets = self._backend.from_host(np.zeros(x.shape[0], dtype=np.int32))
             self._fold(out, 0, targets, self._softcap, *self._running(x.shape[0]))
 
+    def log_probabilities_of(
+        self, logits: Any, targets: Any, plan: HeadPlan
+    ) -> npt.NDArray[np.floating[Any]]:
+        """log p(target) (n,) on the host from whole logits (n, V) as `logits` gives them, targets int32 (n,).
+
+        Folded tile by tile as in `log_probabilities`, so that the bits are the same.
+        """
+        highest, total, target_logit = self._running(logits.shape[0])
+        for start, stop in vocabulary_tiles(self.weight.rows, plan.tiles):
+            tile = self._tile(logits.shape[0], self.weight.row_slice(start, stop), plan)
+            tile[...] = logits[:, start:stop]
+            self._fold(tile, start, targets, 0.0, highest, total, target_logit)
+        to_host = self._backend.to_host
+        return to_host(target_logit) - (to_host(highest) + np.log(to_host(total)))
+
     def log_probabilities(
         self, x: Any, targets: Any, plan: HeadPlan
     ) -> tuple[npt.NDArray[np.floating[Any]], Any]:

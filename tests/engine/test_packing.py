@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrograd.engine import Piece, Step, plan_epoch, plan_forward, shuffled_order
+from retrograd.engine import Piece, Step, plan_epoch, shuffled_order
 
 MASKS = st.lists(
     st.lists(st.booleans(), max_size=40).map(lambda mask: np.array([*mask, True])), min_size=1, max_size=25
@@ -112,14 +112,3 @@ def test_the_rest_of_a_cut_sequence_shares_its_pass_behind_the_full_ones() -> No
     assert plan_epoch(masks, [1, 0], micro_batch=4, gradient_accumulation=3) == [
         Step(passes=((Piece(0, 0, 4),), (Piece(0, 4, 8),), (Piece(1, 0, 3), Piece(0, 8, 9))))
     ]
-
-
-@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 9))
-def test_evaluation_covers_every_input_without_context(lengths: list[int], micro_batch: int) -> None:
-    steps = plan_forward(lengths, micro_batch=micro_batch)
-    covered = [0] * len(lengths)
-    for step in steps:
-        assert not step.context
-        for piece in step.pieces():
-            covered[piece.sequence] += piece.length
-    assert covered == lengths

@@ -1,7 +1,7 @@
 """Packing sequences into passes and passes into optimizer steps.
 
-A *pass* is at most `micro_batch` tokens evaluated together; a *step* is at most `gradient_accumulation`
-passes and ends with one optimizer update. `docs/training-semantics.md` explains the rules:
+A *pass* is at most `micro_batch` tokens evaluated together; a *step* is the passes of one optimizer update,
+here at most `gradient_accumulation`. `docs/training-semantics.md` explains the rules:
 
 - a sequence that fits into a pass is never split;
 - a longer one is cut at multiples of `micro_batch` into consecutive passes of one step, so that its
@@ -10,10 +10,12 @@ passes and ends with one optimizer update. `docs/training-semantics.md` explains
   earlier tokens anew as *context*: they are seen, but no gradient flows into them.
 
 Positions are those of inputs: position i predicts token i + 1. Everything is a function of the arguments.
+`shared_prefix` plans steps whose sequences share prompts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -41,17 +43,40 @@ class Piece:
 Pass = tuple[Piece, ...]
 
 
+@attrs.frozen
+class Branch:
+    """The first `length` input positions of `sequence` are those of `owner`, and evaluated only there.
+
+    The pieces of `sequence` begin at `length`. An owner is no branch itself. A branch of several pieces
+    begins in a later pass than the positions that it shares.
+    """
+
+    sequence: int
+    owner: int
+    length: int
+
+
 @attrs.frozen(kw_only=True)
 class Step:
-    """One optimizer step. `context` passes come first and are evaluated without gradient."""
+    """One optimizer step. `context` passes come first and are evaluated without gradient.
+
+    A sequence's pieces are in order, and those of a branch come after, or in the same pass as, the positions
+    that it shares.
+    """
 
     passes: tuple[Pass, ...]
     context: tuple[Pass, ...] = ()
+    branches: tuple[Branch, ...] = ()
 
     def pieces(self) -> Iterator[Piece]:
         """The pieces that are trained on, in order."""
         for pieces in self.passes:
             yield from pieces
+
+    def cut_sequences(self) -> frozenset[int]:
+        """Sequences whose pieces lie in more than one pass: a loss does not see them whole."""
+        count = Counter(piece.sequence for piece in self.pieces())
+        return frozenset(sequence for sequence, pieces in count.items() if pieces > 1)
 
 
 def shuffled_order(count: int, *, seed: int, epoch: int, shuffle: bool = True) -> npt.NDArray[np.int64]:
@@ -90,14 +115,6 @@ def plan_epoch(
         if length > first:
             packer.add(sequence, first, length)
     return packer.finish()
-
-
-def plan_forward(lengths: Sequence[int], *, micro_batch: int) -> list[Step]:
-    """Passes that evaluate whole sequences of `lengths` input positions, without gradients."""
-    longest = max(lengths, default=1)
-    everything = [np.ones(length, dtype=np.bool_) for length in lengths]
-    passes = max(1, -(-longest // micro_batch))
-    return plan_epoch(everything, range(len(lengths)), micro_batch=micro_batch, gradient_accumulation=passes)
 
 
 @attrs.define

@@ -10,6 +10,8 @@ import numpy as np
 from retrograd.nn.head import HeadPlan
 from retrograd.nn.model import Checkpointing
 
+from .shared_prefix import Fanout
+
 KVFormat = Literal["f16", "f32", "compute"]
 
 
@@ -29,6 +31,7 @@ class EngineSettings:
     chunked_cross_entropy: bool = True
     chunked_ce_tiles: int = 8
     chunked_ce_seq_chunk: int = 512
+    shared_prefix_fanout: Fanout = "auto"
 
     @classmethod
     def from_training(cls, training: Any) -> EngineSettings:

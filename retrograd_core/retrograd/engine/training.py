@@ -15,9 +15,10 @@ from retrograd.nn.model import CausalLM
 from retrograd_hookspecs import Loss, LossBatch, Trainable
 
 from .layout import StepLayout, Targets, batch_of, lay_out, targets_of
-from .packing import Pass, Step, plan_forward
+from .packing import Pass, Step
 from .sequences import TrainingSequence, ranges, whole_sequence
 from .settings import EngineSettings
+from .shared_prefix import plan_step
 
 if TYPE_CHECKING:
     from retrograd_hookspecs.training import FloatArray
@@ -68,18 +69,24 @@ class TrainingEngine:
         """
         layout = lay_out(step, sequences)
         store = self._store(layout, gradients=True)
-        for pieces in step.context:
+        for pieces in layout.context:
             self.model.forward(self._batch(pieces, sequences, layout), store)
-        for index in sorted(layout.revisited):
-            self.model.forward(self._batch(layout.passes[index], sequences, layout), store)
         value, metrics, trained = 0.0, dict[str, float](), 0
         # Last pass first: the gradient by a token's key and value is complete when its pass comes.
-        for pieces in reversed(layout.passes):
+        for index in reversed(range(len(layout.passes))):
+            pieces = layout.passes[index]
+            for sequence in layout.opened.get(index, ()):
+                rows = layout.cached[sequence]
+                self._cache_gradients.clear(rows.start, rows.stop)
+            for earlier in layout.ahead.get(index, ()):
+                self.model.forward(self._batch(earlier, sequences, layout), store)
             batch = self._batch(pieces, sequences, layout)
             targets = targets_of(pieces, sequences, self._backend.compute_dtype)
             share = self._train_pass(batch, targets, store, loss, normalizer, metrics)
             value += share
             trained += targets.count
+            for source, copy, count in layout.copies(pieces):
+                self._cache_gradients.add_rows(copy, source, count)
         return StepStats(
             loss=value,
             tokens=sum(piece.length for pieces in layout.passes for piece in pieces),
@@ -87,11 +94,24 @@ class TrainingEngine:
             metrics=metrics,
         )
 
-    def log_probabilities(self, sequences: Sequence[TrainingSequence]) -> list[FloatArray]:
-        """log p of the trained tokens of each sequence, in order; forward only, packed."""
+    def plan(self, sequences: Sequence[TrainingSequence], families: Sequence[Sequence[int]] = ()) -> Step:
+        """All sequences as one step, with the engine's pass size and `shared_prefix_fanout`; `families` are
+        sequence numbers by prompt, see `plan_step`."""
+        return plan_step(
+            sequences,
+            families,
+            micro_batch=self.settings.micro_batch,
+            fanout=self.settings.shared_prefix_fanout,
+        )
+
+    def log_probabilities(
+        self, sequences: Sequence[TrainingSequence], families: Sequence[Sequence[int]] = ()
+    ) -> list[FloatArray]:
+        """log p of the trained tokens of each sequence, in order; forward only, packed, and with the
+        prompts of `families` (see `plan_step`) shared."""
         out = [np.empty(sequence.trained_tokens, self._backend.compute_dtype) for sequence in sequences]
         filled = [0] * len(sequences)
-        for pieces, hidden in self._evaluate(sequences):
+        for pieces, hidden in self._evaluate(self._plan_forward(sequences, families), sequences):
             targets = targets_of(pieces, sequences, self._backend.compute_dtype)
             if not targets.count:
                 continue
@@ -105,23 +125,48 @@ class TrainingEngine:
                 filled[piece.sequence] += len(own)
         return out
 
-    def hidden(self, sequences: Sequence[TrainingSequence]) -> list[FloatArray]:
-        """Final (normalised) hidden states (inputs, E) of each sequence."""
+    def hidden(
+        self,
+        sequences: Sequence[TrainingSequence],
+        families: Sequence[Sequence[int]] = (),
+        *,
+        trained_only: bool = False,
+    ) -> list[FloatArray]:
+        """Final (normalised) hidden states of each sequence, packed as by `log_probabilities`.
+
+        (inputs, E): one a position. With `trained_only` (trained tokens, E): those that predict a trained
+        token, in order, as a critic reads them.
+        """
         width = self.model.spec.embedding_length
-        out = [np.empty((s.inputs, width), self._backend.compute_dtype) for s in sequences]
-        for pieces, hidden in self._evaluate(sequences):
+        counts = [s.trained_tokens if trained_only else s.inputs for s in sequences]
+        out = [np.empty((count, width), self._backend.compute_dtype) for count in counts]
+        filled = [0] * len(sequences)
+        step = self._plan_forward(sequences, families)
+        if not trained_only:
+            for branch in step.branches:
+                filled[branch.sequence] = branch.length
+        for pieces, hidden in self._evaluate(step, sequences):
+            masks = [sequences[p.sequence].predicts[p.start : p.stop] for p in pieces]
+            if trained_only:
+                hidden = self._select(hidden, np.concatenate(masks), "x")
             states = self._backend.to_host(self.model.head.normed(hidden))
             row = 0
-            for piece in pieces:
-                out[piece.sequence][piece.start : piece.stop] = states[row : row + piece.length]
-                row += piece.length
+            for piece, mask in zip(pieces, masks, strict=True):
+                count = int(np.count_nonzero(mask)) if trained_only else piece.length
+                first = filled[piece.sequence]
+                out[piece.sequence][first : first + count] = states[row : row + count]
+                filled[piece.sequence] += count
+                row += count
+        if not trained_only:
+            for branch in step.branches:
+                out[branch.sequence][: branch.length] = out[branch.owner][: branch.length]
         return out
 
     def logits(self, tokens: npt.NDArray[np.int32]) -> FloatArray:
         """All logits (n, V) of one sequence. For checks: the full logits are large."""
         sequence = whole_sequence(np.append(tokens, np.int32(0)).astype(np.int32))
         out = np.empty((len(tokens), self.model.spec.vocabulary_size), self._backend.compute_dtype)
-        for pieces, hidden in self._evaluate([sequence]):
+        for pieces, hidden in self._evaluate(self._plan_forward([sequence]), [sequence]):
             device = self._backend.empty((pieces[0].length, out.shape[1]), out.dtype)
             self.model.head.logits(hidden, device)
             out[pieces[0].start : pieces[0].stop] = self._backend.to_host(device)
@@ -132,15 +177,23 @@ class TrainingEngine:
         for parameter in self.trainable.parameters if self.trainable is not None else ():
             parameter.grad[...] = 0
 
-    def _evaluate(self, sequences: Sequence[TrainingSequence]) -> Iterator[tuple[Pass, Any]]:
-        """Each pass over all inputs of the sequences, and the residual stream after it, valid until the
-        next."""
-        lengths = [sequence.inputs for sequence in sequences]
-        for step in plan_forward(lengths, micro_batch=self.settings.micro_batch):
-            layout = lay_out(step, sequences)
-            store = self._store(layout, gradients=False)
-            for pieces in layout.passes:
-                yield pieces, self.model.forward(self._batch(pieces, sequences, layout), store)
+    def _plan_forward(
+        self, sequences: Sequence[TrainingSequence], families: Sequence[Sequence[int]] = ()
+    ) -> Step:
+        return plan_step(
+            sequences,
+            families,
+            micro_batch=self.settings.micro_batch,
+            fanout=self.settings.shared_prefix_fanout,
+            gradients=False,
+        )
+
+    def _evaluate(self, step: Step, sequences: Sequence[TrainingSequence]) -> Iterator[tuple[Pass, Any]]:
+        """Each pass, and the residual stream after it, valid until the next."""
+        layout = lay_out(step, sequences)
+        store = self._store(layout, gradients=False)
+        for pieces in layout.passes:
+            yield pieces, self.model.forward(self._batch(pieces, sequences, layout), store)
 
     def _train_pass(
         self,
@@ -198,8 +251,10 @@ class TrainingEngine:
         if not gradients:
             return KeyValueStore(cache=self._cache)
         self._cache_gradients.reserve(self._cache.rows, self.settings.micro_batch)
-        self._cache_gradients.clear(0, layout.rows)
         return KeyValueStore(cache=self._cache, gradients=self._cache_gradients)
 
     def _batch(self, pieces: Pass, sequences: Sequence[TrainingSequence], layout: StepLayout) -> PassBatch:
+        """The pass, once the copies of prefixes are in place that its sequences begin with."""
+        for source, target, count in layout.copies(pieces):
+            self._cache.copy_rows(source, target, count)
         return batch_of(pieces, sequences, layout, self._backend, self._cache.rows)

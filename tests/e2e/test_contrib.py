@@ -106,6 +106,7 @@ def test_their_keys_are_checked_and_in_the_schema(workspace: Workspace, extras: 
         ("losses", "focal"),
         ("losses", "sapo"),
         ("optimizers", "lion"),
+        ("rewards", "exact_match"),
         ("sinks", "csv"),
     }
 

@@ -24,7 +24,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -250,7 +250,8 @@ def _importable(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(entry)
+        with suppress(ValueError):  # the module may have changed the path itself
+            sys.path.remove(entry)
 
 
 def _build(config: PythonConfig, context: BuildContext) -> Reward:

@@ -1,15 +1,18 @@
-"""Contract of a loss: `check_loss(loss)` raises `AssertionError` where it is broken."""
+"""Contracts of losses; they raise `AssertionError` where one is broken.
+
+`check_loss` is for losses of log-probabilities alone, `check_policy_loss` for those that learn from rewards.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from retrograd_hookspecs import Loss, LossBatch
+from retrograd_hookspecs import Loss, LossBatch, LossResult, PolicyObjective, TrainingError
 
 Extra = Callable[[np.random.Generator, int], Mapping[str, npt.NDArray[Any]]]
 
@@ -22,6 +25,37 @@ def check_loss(loss: Loss, *, extra: Extra | None = None, seed: int = 0, toleran
     sum; float32 in gives float32 out. `extra(rng, n)` makes `LossBatch.extra` for losses that read it.
     """
     batch = _random_batch(np.random.default_rng(seed), extra)
+    _check(loss, batch, tolerance, hold_ratio=False)
+    _check_passes(loss, batch)
+
+
+def check_policy_loss(
+    loss: Loss, *, hold_ratio: bool = False, seed: int = 0, tolerance: float = 1e-6
+) -> None:
+    """Check what a loss of learning from rewards promises, beside what `check_loss` checks.
+
+    With ratios of 1 it is the plain policy gradient: dlogp = −weight · advantage / normalizer. At levels
+    "token" and "sequence", with and without a KL penalty, `dlogp` is the derivative of `value`; a step cut
+    anywhere, also within a sequence, gives the same sums; a token of weight 0 changes nothing. Without its
+    objective or an array that it needs it raises `TrainingError` and names the array.
+
+    `hold_ratio`: the loss takes the importance ratio as a constant (as CISPO does), so differences move the
+    old policy and the sampler with the policy.
+    """
+    rng = np.random.default_rng(seed)
+    levels: tuple[Literal["token", "sequence"], ...] = ("token", "sequence")
+    for level in levels:
+        for coefficient in (0.0, 0.2):
+            batch = _policy_batch(rng, level, coefficient)
+            _check(loss, batch, tolerance, hold_ratio=hold_ratio)
+            _check_passes(loss, batch)
+            _check_cut_sequences(loss, batch)
+        _check_first_step(loss, _policy_batch(rng, level, 0.0))
+    _check_masked(loss, _policy_batch(rng, "token", 0.2))
+    _check_missing(loss, _policy_batch(rng, "token", 0.2))
+
+
+def _check(loss: Loss, batch: LossBatch, tolerance: float, *, hold_ratio: bool) -> None:
     before = _copy(batch)
     result = loss(batch)
     assert np.isfinite(result.value)
@@ -30,8 +64,7 @@ def check_loss(loss: Loss, *, extra: Extra | None = None, seed: int = 0, toleran
     again = loss(batch)
     assert again.value == result.value, "the loss is not a pure function"
     assert np.array_equal(again.dlogp, result.dlogp), "the loss is not a pure function"
-    _check_derivative(loss, batch, result.dlogp, tolerance)
-    _check_passes(loss, batch)
+    _check_derivative(loss, batch, result.dlogp, tolerance, hold_ratio=hold_ratio)
     narrow = attrs.evolve(
         batch,
         logp=batch.logp.astype(np.float32),
@@ -54,30 +87,106 @@ def _random_batch(rng: np.random.Generator, extra: Extra | None) -> LossBatch:
     )
 
 
-def _check_derivative(loss: Loss, batch: LossBatch, dlogp: npt.NDArray[Any], tolerance: float) -> None:
+def _policy_batch(
+    rng: np.random.Generator, level: Literal["token", "sequence"], coefficient: float
+) -> LossBatch:
+    """Five sequences with ratios on both sides of the clip range, one advantage and weight a sequence."""
+    plain = _random_batch(rng, None)
+    sequence, n = plain.sequence, plain.logp.size
+    drift = np.array([0.5, -0.5, 0.6, -0.6, 0.05])[sequence]
+    jitter = rng.normal(0, 0.1, n)
+    advantage = np.array([1.0, -0.5, -1.5, 0.75, 0.25])[sequence]
+    # At level "sequence" a token's derivative is that of `value` only where its whole sequence is alike.
+    gap = np.array([0.9, -0.4, 0.1, 0.3, -0.2])[sequence] if level == "sequence" else rng.normal(0, 0.5, n)
+    return attrs.evolve(
+        plain,
+        weight=rng.uniform(0.25, 2.0, 5)[sequence],
+        extra={
+            "old_logp": plain.logp - drift - jitter,
+            "ref_logp": plain.logp + rng.normal(0, 0.3, n),
+            "sampled_logp": plain.logp - drift - jitter - gap,
+            "advantage": advantage,
+            "sequence_tokens": np.bincount(sequence)[sequence].astype(np.float64),
+        },
+        objective=PolicyObjective(clip_low=0.2, clip_high=0.28, level=level, kl_coefficient=coefficient),
+    )
+
+
+def _check_first_step(loss: Loss, batch: LossBatch) -> None:
+    extra = dict(batch.extra) | {"old_logp": batch.logp.copy(), "sampled_logp": batch.logp.copy()}
+    result = loss(attrs.evolve(batch, extra=extra))
+    expected = -batch.weight * batch.extra["advantage"] / batch.normalizer
+    assert np.allclose(result.dlogp, expected, rtol=1e-12), (
+        "with ratios of 1 the derivative must be -weight * advantage / normalizer"
+    )
+
+
+def _check_cut_sequences(loss: Loss, batch: LossBatch) -> None:
+    drift = batch.logp - batch.extra["old_logp"]
+    mean = np.bincount(batch.sequence, weights=drift) / np.bincount(batch.sequence)
+    extra = dict(batch.extra) | {"sequence_log_ratio": mean[batch.sequence]}
+    del extra["sequence_tokens"]
+    cut = attrs.evolve(batch, extra=extra)
+    late = batch.position > 2
+    _compare_passes(loss(batch), [loss(_select(cut, mask)) for mask in (late, ~late)], [late, ~late])
+
+
+def _check_masked(loss: Loss, batch: LossBatch) -> None:
+    masked = batch.position % 2 == 0
+    result = loss(attrs.evolve(batch, weight=np.where(masked, 0.0, batch.weight)))
+    assert not result.dlogp[masked].any(), "a token of weight 0 has a derivative"
+    _compare_passes(result, [loss(_select(batch, ~masked))], [~masked])
+
+
+def _check_missing(loss: Loss, batch: LossBatch) -> None:
+    for name in ("old_logp", "advantage", "ref_logp"):
+        extra = {key: array for key, array in batch.extra.items() if key != name}
+        try:
+            given = loss(attrs.evolve(batch, extra=extra))
+        except TrainingError as error:
+            message = str(error)
+        else:
+            unread = np.array_equal(given.dlogp, loss(batch).dlogp)
+            message = name if unread else "no error"
+        assert name in message, f"without {name!r} the loss must raise TrainingError and name it: {message}"
+    try:
+        loss(attrs.evolve(batch, objective=None))
+    except TrainingError:
+        return
+    raise AssertionError("the loss must raise TrainingError without an objective")
+
+
+def _check_derivative(
+    loss: Loss, batch: LossBatch, dlogp: npt.NDArray[Any], tolerance: float, *, hold_ratio: bool
+) -> None:
     step = 1e-6
     for i in range(batch.logp.size):
         values = []
         for sign in (1.0, -1.0):
-            moved = batch.logp.copy()
-            moved[i] += sign * step
-            values.append(loss(attrs.evolve(batch, logp=moved)).value)
+            move = np.zeros_like(batch.logp)
+            move[i] = sign * step
+            extra = dict(batch.extra)
+            for name in ("old_logp", "sampled_logp") if hold_ratio else ():
+                extra[name] = extra[name] + move
+            values.append(loss(attrs.evolve(batch, logp=batch.logp + move, extra=extra)).value)
         numeric = (values[0] - values[1]) / (2 * step)
         bound = tolerance * max(abs(numeric), abs(float(dlogp[i])), 1.0)
         assert abs(numeric - dlogp[i]) <= bound, f"dlogp[{i}] is {dlogp[i]}, differences give {numeric}"
 
 
 def _check_passes(loss: Loss, batch: LossBatch) -> None:
-    whole = loss(batch)
-    parts = [
-        loss(_select(batch, batch.sequence < 2)),
-        loss(_select(batch, (batch.sequence >= 2) & (batch.sequence < 4))),
-        loss(_select(batch, batch.sequence >= 4)),
-    ]
+    masks = [batch.sequence < 2, (batch.sequence >= 2) & (batch.sequence < 4), batch.sequence >= 4]
+    _compare_passes(loss(batch), [loss(_select(batch, mask)) for mask in masks], masks)
+
+
+def _compare_passes(whole: LossResult, parts: list[LossResult], masks: list[npt.NDArray[np.bool_]]) -> None:
     assert np.isclose(sum(part.value for part in parts), whole.value, rtol=1e-9), (
         "the value depends on how the step is cut into passes: divide by batch.normalizer, not by a count"
     )
-    assert np.allclose(np.concatenate([part.dlogp for part in parts]), whole.dlogp, rtol=1e-9)
+    for part, mask in zip(parts, masks, strict=True):
+        assert np.allclose(part.dlogp, whole.dlogp[mask], rtol=1e-9), (
+            "a derivative depends on how the step is cut into passes"
+        )
     for name, value in whole.metrics.items():
         total = sum(part.metrics[name] for part in parts)
         assert np.isclose(total, value, rtol=1e-9), f"metric {name!r} is not a sum over passes"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from retrograd_hookspecs import JudgeGroup, JudgeMember, Message, Score
-
 from retrograd_plugins.rewards._process import FaultError, LineProcess, shorten
+
 from .command import CommandJudgeConfig
 
 GRACE_SECONDS = 5.0
@@ -49,8 +49,8 @@ class CommandJudge:
         return await anyio.to_thread.run_sync(partial(self._score, group), limiter=turn)
 
     def metrics(self) -> Mapping[str, float]:
-        """Since the last call: requests (groups sent), failures (groups without a verdict), restarts (programs
-        that were killed for a fault), seconds."""
+        """Since the last call: requests (groups sent), failures (groups without a verdict), restarts (the
+        program was killed for a fault), seconds."""
         taken = {"requests": 0.0, "failures": 0.0, "restarts": 0.0, "seconds": 0.0} | self._counts
         self._counts = {}
         return taken

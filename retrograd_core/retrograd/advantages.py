@@ -112,10 +112,10 @@ def intermediate_returns(
 ) -> npt.NDArray[np.float64]:
     """Returns (n,) of the policy's tokens of one trajectory, centred to a mean of 0.
 
-    `step_rewards` (s,) and `starts` (s,): the reward of each step and the index of its first token;
-    `positions` (n,): the indices of the policy's tokens. A token's return is the sum of the rewards of the
-    steps that start at or after it: those that it could still bring about. (γ = 1.) It is added to the
-    advantage of the token's trajectory.
+    `step_rewards` (s,) and `starts` (s,): the reward of each step and the index of its first token, which
+    comes after the tokens of the call that it answers; `positions` (n,): the indices of the policy's tokens.
+    A token's return is the sum of the rewards of the steps that start at or after it: those that it could
+    still bring about. (γ = 1.) It is added to the advantage of the token's trajectory.
 
     Raises: `TrainingError` for a reward that is not finite or arrays of unequal length.
     """

@@ -14,11 +14,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
-from retrograd_hookspecs import JudgeGroup, JudgeMember, Message
+from retrograd_hookspecs import ChatFormat, JudgeGroup, JudgeMember, Message
 from retrograd_plugins.chat_formats.prompt import PromptFormat
 from retrograd_plugins.datasets._conversation import parse_messages
 from retrograd_plugins.datasets._records import RecordError, kind_of, read_records
@@ -96,7 +96,7 @@ def _text_or_messages(
     # A raw turn is shown as it stands; no model is there whose chat format could read it.
     raw = [isinstance(item, dict) and item.get("raw") is True for item in items]
     plain = [_without(item, "raw") if is_raw else item for item, is_raw in zip(items, raw, strict=True)]
-    messages = parse_messages(plain, key, PromptFormat())
+    messages = parse_messages(plain, key, cast(ChatFormat, PromptFormat()))
     return tuple(attrs.evolve(m, raw=is_raw) for m, is_raw in zip(messages, raw, strict=True))
 
 

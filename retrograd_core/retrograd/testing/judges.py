@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import attrs
+
 from retrograd_hookspecs import Judge, JudgeGroup, JudgeMember, Message, Score
 
 
 def example_groups() -> list[JudgeGroup]:
-    """Groups of two, three, one and seven members: equal ones, an empty answer, tools, a rubric of its own."""
+    """Groups of two, three and seven members: equal ones, an empty answer, a rubric of its own."""
     opening = (Message(role="system", content="Be brief."), Message(role="user", content="What is 37 + 5?"))
     return [
         JudgeGroup(id="two", opening=opening, members=(_answer("42"), _answer("It is 41."))),
@@ -32,12 +34,14 @@ async def check_judge(
     *,
     groups: Sequence[JudgeGroup] | None = None,
     broken: Callable[[], Judge] | None = None,
+    by_content: bool = False,
 ) -> None:
-    """Check what every judge promises. `make` gives a judge that can judge `groups`, `broken` one that cannot.
+    """Check what every judge promises. `make` gives one that can judge `groups`, `broken` one that cannot.
 
-    One score a member, in order, the same for the same group however it is judged; all are values in
-    [0, 1] or all are errors with a reason; explanations are text, which may be empty; groups may be judged
-    at once; an empty group has no scores; `close` may be called twice; a broken judge does not raise.
+    One score a member; all are values in [0, 1] or all are errors with a reason; explanations are text,
+    which may be empty; groups may be judged at once; an empty group has no scores; `close` may be called
+    twice; a broken judge does not raise. `by_content` says that a member's score follows from what the
+    members contain, not from their order: then scores must be in the order of the members.
     """
     import anyio
 
@@ -57,6 +61,9 @@ async def check_judge(
                 tasks.start_soon(score, group)
         for group in groups:
             check_scores(group, at_once[group.id])
+        if by_content:
+            for group in groups:
+                await _check_order(judge, group)
         empty = JudgeGroup(id="empty", opening=groups[0].opening, members=())
         assert not list(await judge.score(empty)), "a group without members has scores"
     finally:
@@ -66,13 +73,19 @@ async def check_judge(
         await _check_broken(broken(), groups)
 
 
+async def _check_order(judge: Judge, group: JudgeGroup) -> None:
+    scores = [score.value for score in await judge.score(group)]
+    reversed_group = attrs.evolve(group, id=f"{group.id} reversed", members=group.members[::-1])
+    back = [score.value for score in await judge.score(reversed_group)]
+    assert back == scores[::-1], f"{group.id}: scores are not in the order of the members"
+
+
 async def _check_broken(judge: Judge, groups: Sequence[JudgeGroup]) -> None:
     try:
         for group in groups:
             scores = check_scores(group, await judge.score(group))
-            assert all(score.kind == "error" for score in scores), (
-                f"{group.id}: a judge that cannot judge did"
-            )
+            judged = any(score.kind == "value" for score in scores)
+            assert not judged, f"{group.id}: a judge that cannot judge did"
     finally:
         await judge.close()
         await judge.close()

@@ -66,6 +66,7 @@ def read_reply(line: bytes, echoes: Mapping[str, int], *, judge_weight: bool) ->
     """
     reply = parse_object(line)
     if BATCH_END in reply and echoes:
+        _check_echo(reply, BATCH_END, echoes[BATCH], line)
         raise FaultError("closed the batch too early: answers are still open", line)
     known = ["reward", *echoes, "judge_weight"]
     _check_fields(reply, known, line)

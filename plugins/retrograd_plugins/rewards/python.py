@@ -76,7 +76,11 @@ def load_function(name: str, directory: Path) -> Callable[..., Any]:
     with _importable(directory):
         by_path = "/" in source or source.endswith(".py")
         module = _from_file(directory / source, name) if by_path else _from_name(source, directory, name)
-    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    functions = [
+        found
+        for found, value in vars(module).items()
+        if callable(value) and not inspect.isclass(value) and not found.startswith("_")
+    ]
     place = getattr(module, "__file__", None) or source
     if not hasattr(module, attribute):
         raise PluginError(

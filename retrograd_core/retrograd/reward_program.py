@@ -36,8 +36,8 @@ def serve(function: Callable[..., Any], *, batched: bool = False) -> None:
     numbers, in their order. Instead of a number a mapping `{"reward": 1.0, "judge_weight": 0.5}` sets the
     weight of the judge for that answer.
 
-    What the function prints goes to standard error: standard output belongs to the protocol. An exception
-    ends the program with its traceback, and with it the run.
+    What is printed from here on goes to standard error: standard output belongs to the protocol. An
+    exception ends the program with its traceback, and with it the run.
 
     Raises:
         TypeError, ValueError: the function returned something else.
@@ -58,8 +58,8 @@ def _take_over() -> tuple[IO[bytes], IO[bytes]]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    sys.stdout.flush()
     os.dup2(2, 1)
+    sys.stdout.flush()  # what was printed before is no reply either
     return requests, replies
 
 

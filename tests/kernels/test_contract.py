@@ -11,6 +11,7 @@ import pytest
 from retrograd.testing.kernels import check_kernel_impls
 from retrograd_hookspecs import OPS, KernelImpl
 from retrograd_hookspecs.kernels import FUSED, STAND_INS
+from retrograd_plugins.kernels.cpu._simd_features import jit_disabled
 from tests.kernels.support import CPU_GROUPS, REFERENCE_GROUPS, all_kernels, backend, kernels
 
 
@@ -40,7 +41,8 @@ def test_the_reference_serves_every_op() -> None:
 
 def test_variants_are_named() -> None:
     assert {impl.variant for impl in all_kernels("reference", REFERENCE_GROUPS)} == {"reference"}
-    assert {impl.variant for impl in all_kernels("cpu", CPU_GROUPS)} == {"numba", "numpy"}
+    tiles = {"amx"} & set(backend("cpu").variants) if not jit_disabled() else set()
+    assert {impl.variant for impl in all_kernels("cpu", CPU_GROUPS)} == {"numba", "numpy"} | tiles
 
 
 def _broken(impl: KernelImpl, spoil: Any) -> KernelImpl:

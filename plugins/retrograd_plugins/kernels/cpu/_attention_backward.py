@@ -142,13 +142,13 @@ def query_block_gradient(
     products = scores + padded * KEY_BLOCK
 
     start_row = segment[0] + first
-    gather_queries(out, start_row, count, group, groups, ONE, work, sums)
-    gather_queries(dout, start_row, count, group, groups, ONE, work, gradients)
+    gather_queries(out, start_row, count, group, groups, ONE, width, work, sums)
+    gather_queries(dout, start_row, count, group, groups, ONE, width, work, gradients)
     for i in range(rows):
         delta[start_row + i // ratio, group * ratio + i % ratio] = dot_rows(
             work, sums + i * width, gradients + i * width, width
         )
-    gather_queries(q, start_row, count, group, groups, scale, work, queries)
+    gather_queries(q, start_row, count, group, groups, scale, width, work, queries)
     clear_row(work, sums, padded * width)
 
     position = segment[3] + first
@@ -156,9 +156,9 @@ def query_block_gradient(
     start = 0 if window <= 0 else max(0, position - window + 1) // KEY_BLOCK * KEY_BLOCK
     for block in range(start, stop, KEY_BLOCK):
         depth = min(KEY_BLOCK, stop - block)
-        gather_keys(v, segment, block, depth, group, work, keys)
+        gather_keys(v, segment, block, depth, group, width, work, keys)
         transpose_panel(depth, width, work, keys, turned_values)
-        gather_keys(k, segment, block, depth, group, work, keys)
+        gather_keys(k, segment, block, depth, group, width, work, keys)
         transpose_panel(depth, width, work, keys, turned)
         multiply_keys(padded, size, width, work, queries, turned, scores)
         multiply_keys(padded, size, width, work, gradients, turned_values, products)
@@ -237,16 +237,16 @@ def key_block_gradient(
             for i0 in range(first, stop, block):
                 if not touched:
                     touched = True
-                    gather_rows(k, first_key, last_key - first_key, group, work, panel)
+                    gather_rows(k, first_key, last_key - first_key, group, width, work, panel)
                     transpose_panel(last_key - first_key, width, work, panel, turned)
-                    gather_rows(v, first_key, last_key - first_key, group, work, panel)
+                    gather_rows(v, first_key, last_key - first_key, group, width, work, panel)
                     transpose_panel(last_key - first_key, width, work, panel, turned_values)
                     clear_row(work, key_sums, 2 * KEY_BLOCK * width)
                 count = min(block, stop - i0)
                 rows = count * ratio
                 row = segment[0] + i0
-                gather_queries(q, row, count, group, groups, scale, work, queries)
-                gather_queries(dout, row, count, group, groups, ONE, work, gradients)
+                gather_queries(q, row, count, group, groups, scale, width, work, queries)
+                gather_queries(dout, row, count, group, groups, ONE, width, work, gradients)
                 tiles = round_up(rows, TILE_ROWS)
                 multiply_keys(tiles, size, width, work, queries, turned, scores)
                 multiply_keys(tiles, size, width, work, gradients, turned_values, products)

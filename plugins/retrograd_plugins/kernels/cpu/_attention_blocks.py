@@ -5,7 +5,7 @@ query meets the same blocks whether its keys lie in one piece, in a shared conte
 own, or in a cache filled chunk by chunk.
 
 A *panel* is rows of `width` float32 in scratch memory, width being the head size rounded up to whole
-lanes; columns beyond the head size hold zeros.
+lanes or tiles; columns beyond the head size hold zeros.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ def round_up(count: Any, multiple: Any) -> Any:
 
 
 @njit(**SERIAL)
-def copy_row(source: Any, at: Any, size: Any, factor: Any, panel: Any, place: Any) -> None:
-    """Panel row = factor · source[at : at + size], filled up with zeros to whole lanes."""
+def copy_row(source: Any, at: Any, size: Any, factor: Any, width: Any, panel: Any, place: Any) -> None:
+    """Panel row = factor · source[at : at + size], filled up with zeros to `width`, whole lanes."""
     whole = size // WIDTH * WIDTH
     for d in range(0, whole, WIDTH):
         store_lanes(panel, place + d, load_lanes(source, at + d) * factor)
     if whole < size:
         store_lanes(panel, place + whole, load_some(source, at + whole, size - whole, ZERO) * factor)
+    for d in range(round_up(size, WIDTH), width, WIDTH):
+        store_lanes(panel, place + d, fill_lanes(ZERO))
 
 
 @njit(**SERIAL)
 def gather_queries(
-    source: Any, first: Any, count: Any, group: Any, groups: Any, factor: Any, panel: Any, at: Any
+    source: Any, first: Any, count: Any, group: Any, groups: Any, factor: Any, width: Any, panel: Any, at: Any
 ) -> None:
     """Panel of factor · source (T, H, D): row i·(H/G) + r is head r of the group, query first + i.
 
@@ -55,35 +57,32 @@ def gather_queries(
     """
     heads, size = source.shape[1], source.shape[2]
     ratio = heads // groups
-    width = round_up(size, WIDTH)
     rows = count * ratio
     for i in range(rows):
         place = ((first + i // ratio) * heads + group * ratio + i % ratio) * size
-        copy_row(source, place, size, factor, panel, at + i * width)
+        copy_row(source, place, size, factor, width, panel, at + i * width)
     for i in range(rows * width, round_up(rows, TILE_ROWS) * width):
         panel[at + i] = ZERO
 
 
 @njit(**SERIAL)
-def gather_rows(source: Any, first: Any, count: Any, group: Any, panel: Any, at: Any) -> None:
+def gather_rows(source: Any, first: Any, count: Any, group: Any, width: Any, panel: Any, at: Any) -> None:
     """Panel of rows [first, first + count) of one head of source (M, G, D)."""
     groups, size = source.shape[1], source.shape[2]
-    width = round_up(size, WIDTH)
     for j in range(count):
-        copy_row(source, ((first + j) * groups + group) * size, size, ONE, panel, at + j * width)
+        copy_row(source, ((first + j) * groups + group) * size, size, ONE, width, panel, at + j * width)
 
 
 @njit(**SERIAL)
 def gather_keys(
-    source: Any, segment: Any, position: Any, count: Any, group: Any, panel: Any, at: Any
+    source: Any, segment: Any, position: Any, count: Any, group: Any, width: Any, panel: Any, at: Any
 ) -> None:
     """Panel of `count` rows of source (M, G, D), from a logical position of the segment on."""
     context = segment[3]
     shared = min(max(context - position, 0), count)
-    gather_rows(source, segment[2] + position, shared, group, panel, at)
-    width = round_up(source.shape[2], WIDTH)
+    gather_rows(source, segment[2] + position, shared, group, width, panel, at)
     own = segment[4] + position + shared - context
-    gather_rows(source, own, count - shared, group, panel, at + shared * width)
+    gather_rows(source, own, count - shared, group, width, panel, at + shared * width)
 
 
 @njit(**SERIAL)

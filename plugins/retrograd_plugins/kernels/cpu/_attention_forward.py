@@ -118,7 +118,7 @@ def attend(
     totals = scores + padded * KEY_BLOCK
     highest = totals + padded * WIDTH
 
-    gather_queries(q, segment[0] + first, count, group, groups, scale, work, queries)
+    gather_queries(q, segment[0] + first, count, group, groups, scale, width, work, queries)
     clear_row(work, sums, padded * width)
     clear_row(work, totals, padded * WIDTH)
     for i in range(padded):
@@ -129,9 +129,9 @@ def attend(
     start = 0 if window <= 0 else max(0, position - window + 1) // KEY_BLOCK * KEY_BLOCK
     for block in range(start, stop, KEY_BLOCK):
         depth = min(KEY_BLOCK, stop - block)
-        gather_keys(k, segment, block, depth, group, work, keys)
+        gather_keys(k, segment, block, depth, group, width, work, keys)
         transpose_panel(depth, width, work, keys, turned)
-        gather_keys(v, segment, block, depth, group, work, values)
+        gather_keys(v, segment, block, depth, group, width, work, values)
         multiply_keys(padded, size, width, work, queries, turned, scores)
         for i in range(rows):
             mine = position + i // ratio

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import attrs
 import numba
 import numpy as np
 
@@ -18,6 +21,7 @@ from ._attention_backward import (
 )
 from ._attention_blocks import queries_per_block, query_blocks, round_up, survey_segments
 from ._attention_forward import ATTEND_ADDRESS, forward, forward_scratch
+from ._gemm_workspace import aligned_floats
 from ._math_common import Array, require_shape
 from ._math_tiles import TILE_ROWS
 from ._simd import WIDTH
@@ -26,17 +30,49 @@ SERIAL_PRODUCTS = 1 << 18
 """Below this many multiply-adds the calling thread alone is faster than all threads."""
 
 
+@attrs.frozen(kw_only=True)
+class Passes:
+    """The kernels of both passes of the backward op, and the float32 elements a thread works in."""
+
+    queries: Any
+    keys: Any
+    scratch: Callable[[int, int], int]
+    """Of rows of a block of queries, and head size."""
+
+
+def float_passes() -> Passes:
+    """Products in float32."""
+    return Passes(
+        queries=QUERY_GRADIENT_ADDRESS,
+        keys=KEY_GRADIENT_ADDRESS,
+        scratch=lambda rows, size: int(backward_scratch(rows, round_up(size, WIDTH))),
+    )
+
+
+def tile_passes() -> Passes:
+    """Products of AMX tiles, of bfloat16."""
+    from ._attention_tiles import KEY_TILES_ADDRESS, QUERY_TILES_ADDRESS, tile_scratch
+
+    return Passes(
+        queries=QUERY_TILES_ADDRESS,
+        keys=KEY_TILES_ADDRESS,
+        scratch=lambda rows, size: int(tile_scratch(rows, size)),
+    )
+
+
 class Attention:
     """The two ops and their scratch memory, which grows to what the largest call needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_passes: Callable[[], Passes] = float_passes) -> None:
+        self._load_passes = load_passes
+        self._passes: Passes | None = None
         # A call releases the interpreter lock, so each Python thread has scratch of its own.
         self._scratch = threading.local()
 
     def _work(self, name: str, elements: int) -> Array:
         held: Array | None = getattr(self._scratch, name, None)
         if held is None or held.size < elements:
-            held = np.empty(elements, np.float32)
+            held = aligned_floats(elements)
             setattr(self._scratch, name, held)
         return held
 
@@ -112,13 +148,15 @@ class Attention:
             require_shape(op, name, array, like.shape)
         if not covered:
             dq.fill(0.0)
-        block, rows, width = block_shape(q, k)
-        stride = line(backward_scratch(rows, width))
+        if self._passes is None:
+            self._passes = self._load_passes()
+        block, rows, _ = block_shape(q, k)
+        stride = line(self._passes.scratch(rows, q.shape[2]))
         delta = self._work("delta", lse.size)[: lse.size].reshape(lse.shape)
         work = self._work("work", stride * threads)
         counter = np.empty(1, np.int64)
         query_gradients(
-            QUERY_GRADIENT_ADDRESS,
+            self._passes.queries,
             dout,
             q,
             k,
@@ -138,7 +176,7 @@ class Attention:
             threads,
         )
         key_gradients(
-            KEY_GRADIENT_ADDRESS,
+            self._passes.keys,
             dout,
             q,
             k,

@@ -18,7 +18,7 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _floats(count: int) -> Floats:
+def aligned_floats(count: int) -> Floats:
     """Uninitialised float32 array that begins on a cache line."""
     raw = np.empty(count + 16, np.float32)
     start = (-raw.ctypes.data % 64) // 4
@@ -34,19 +34,19 @@ class Workspace:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.counter = np.zeros(8, np.int64)
-        self._scratch = _floats(0)
-        self._activations = _floats(0)
+        self._scratch = aligned_floats(0)
+        self._activations = aligned_floats(0)
 
     def scratch(self, count: int) -> Floats:
         """At least `count` float32 for decoded and packed panels."""
         if self._scratch.size < count:
-            self._scratch = _floats(count)
+            self._scratch = aligned_floats(count)
         return self._scratch
 
     def activations(self, count: int) -> Floats:
         """At least `count` float32 for converted activations."""
         if self._activations.size < count:
-            self._activations = _floats(count)
+            self._activations = aligned_floats(count)
         return self._activations
 
     @property

@@ -200,6 +200,16 @@ def keep_between(lanes: Any, low: Any, high: Any, other: Any) -> Any:
     return np.where((numbers >= low) & (numbers < high), lanes, np.float32(other)).astype(np.float32)
 
 
+def _emit_keep_not_below(builder: Any, lanes: Any, value: Any, bound: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">=", value, bound), lanes, _constant(0.0))
+
+
+@compiled_form(_typed(FLOATS, (FLOATS, FLOATS, FLOATS), _emit_keep_not_below))
+def keep_not_below(lanes: Any, value: Any, bound: Any) -> Any:
+    """The lanes where value >= bound, and 0 in the rest."""
+    return np.where(value >= bound, lanes, np.float32(0.0)).astype(np.float32)
+
+
 # Reductions, as a tree: halves are combined until one lane is left.
 
 

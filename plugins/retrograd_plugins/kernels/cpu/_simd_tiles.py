@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from ._simd import F32, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
+from ._simd import F32, FLOATS, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
 from ._simd_features import has_fused_multiply_add
 
 VOID = ir.VoidType()
@@ -206,6 +206,16 @@ def _emit_convert(builder: Any, source: Any, target: Any) -> None:
 def convert_bfloats(source: int, target: int) -> None:
     """32 float32 rounded to 32 bfloat16."""
     raise RuntimeError("convert_bfloats has a compiled form only")
+
+
+def _emit_store_bfloats(builder: Any, place: Any, lanes: Any) -> None:
+    _store_vector(builder, place, to_bfloats(builder, lanes))
+
+
+@compiled_form(lambda place, lanes: (types.void, (types.int64, FLOATS), _emit_store_bfloats))
+def store_bfloats(place: int, lanes: Any) -> None:
+    """Store float32 lanes rounded to bfloat16."""
+    raise RuntimeError("store_bfloats has a compiled form only")
 
 
 def _emit_poke_bfloat(builder: Any, place: Any, value: Any) -> None:

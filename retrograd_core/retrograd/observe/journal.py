@@ -167,6 +167,18 @@ class Journal:
         return size - keep
 
 
+def is_recording(path: Path) -> bool:
+    """True while a process records into the file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # it is not there, or its file system has no locks
+    return False
+
+
 def _last_run(path: Path) -> dict[str, Any]:
     """The last `run` record of a file; empty if there is none."""
     last = b""

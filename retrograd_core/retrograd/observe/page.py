@@ -58,8 +58,8 @@ class Page:
 
     def __init__(self, journal: Path, directory: Path | None = None) -> None:
         self._journal = journal
-        self._directory = directory or journal.parent
-        self._data = self._directory / DATA
+        self.directory = directory or journal.parent
+        self._data = self.directory / DATA
         self._state: _State | None = None
         self._rows: list[bytes] = []
         self._rows_bytes = 0
@@ -73,6 +73,11 @@ class Page:
             self._state = None  # what is on the disk counts
             raise
 
+    def is_complete(self) -> bool:
+        """True if the page on the disk shows every record."""
+        stored = _stored_state(self._data / INDEX)
+        return stored is not None and stored.bytes == self._journal.stat().st_size
+
     def _current_state(self) -> _State:
         size = self._journal.stat().st_size
         state = self._state
@@ -83,7 +88,7 @@ class Page:
             shutil.rmtree(self._data, ignore_errors=True)
             stored = _State(build=uuid4().hex[:8])
         self._data.mkdir(parents=True, exist_ok=True)
-        _replace(self._directory / PAGE, page_html().encode())
+        _replace(self.directory / PAGE, page_html().encode())
         if stored.chunks:
             # The last file may hold more than the index knew of when writing ended: make it again.
             stored.bytes, stored.groups = stored.chunks[-1].bytes, stored.chunks[-1].groups

@@ -6,7 +6,7 @@ function number(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   let text;
-  if (size >= 1e6 || size < 1e-4) text = value.toExponential(2).replace("e+", "e");
+  if (size >= 1e6 || size < 1e-4) text = value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
   else if (size >= 1000) text = Math.round(value).toLocaleString("en");
   else text = String(Number(value.toPrecision(4)));
   return text.replace(/-/g, "−");

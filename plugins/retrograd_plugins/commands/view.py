@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ def view(directory: Path, port: int, open_page: bool) -> None:
         click.echo("Ctrl-C ends", err=True)
         if open_page:
             webbrowser.open(runs[0])
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             server.serve()
-        except KeyboardInterrupt:
-            pass
 
 
 @hookimpl

@@ -116,10 +116,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._view = view
         super().__init__(*arguments)
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         self._answer(with_body=True)
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._answer(with_body=False)
 
     def log_message(self, format: str, *args: Any) -> None:

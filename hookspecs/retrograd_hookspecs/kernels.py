@@ -33,6 +33,7 @@ segments with `context_length` 0.
 | `matmul_few` (by format, optional) | as `matmul`, for few rows; may round activations to 8 bits, so not bit for bit `matmul`. For `training.fast_sampling_context` only. Where there is none, `matmul` serves |
 | `project` (by format, optional) | `(x (T,K), weights, adapters, outs)`: sequences with one entry a projection: out (T,N) = x·Wᵀ, and with an adapter as `lora_forward`. Without: `matmul` and `lora_forward` |
 | `project_backward` (by format, optional) | `(douts, x, weights, adapters, dx (T,K), accumulate: bool)`: dx = the sum of dout·W over the projections, or adds to dx; with adapters as `lora_backward`. Without: `matmul_input_grad` and `lora_backward` |
+| `decode_blocks` (by format, optional) | `(x (T,E) in place, positions int32 (T,), segments, stack)`: all decoder blocks of a `BlockStack` on a few tokens, whose keys and values are written to its caches. Products and their rounding are those of `matmul_few`. Returns False, with nothing changed, for shapes that it does not serve, else True. Without: the ops of its parts |
 | `embedding` (by format) | `(ids int32 (T,), w, scale: float, out (T,K))`: out = scale·W[ids] |
 | `lora_forward` | `(x (T,K), a (r,K), b (N,r), scale, hidden (T,r), out (T,N))`: hidden = x·aᵀ; adds scale·hidden·bᵀ to out |
 | `lora_backward` | `(dout (T,N), x, hidden, a, b, scale, da (r,K), db (N,r), dx (T,K))`: adds to da, db and dx |
@@ -64,12 +65,30 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-OPS_BY_FORMAT = ("matmul", "matmul_input_grad", "matmul_few", "project", "project_backward", "embedding")
+OPS_BY_FORMAT = (
+    "matmul",
+    "matmul_input_grad",
+    "matmul_few",
+    "project",
+    "project_backward",
+    "decode_blocks",
+    "embedding",
+)
 STAND_INS = {"matmul_few": "matmul"}
 """Optional ops, and the op of the same arguments that serves where no kernel implements them."""
 FUSED = {
     "project": ("matmul", "lora_forward"),
     "project_backward": ("matmul_input_grad", "lora_backward"),
+    "decode_blocks": (
+        "matmul_few",
+        "lora_forward",
+        "rms_norm",
+        "rope",
+        "attention",
+        "gated_activation",
+        "add_bias",
+        "add",
+    ),
 }
 """Optional ops that do the work of others in one pass, and these others, the first of which reads weights.
 
@@ -78,6 +97,8 @@ by a kernel of higher priority, or the first by one of another variant: who repl
 over. A fused kernel serves projections together if it is registered as the same function for the formats of
 all their weights.
 """
+ONE_BY_ONE = "one by one"
+"""Variant of a fused op whose parts are called one by one."""
 OPS = (
     *OPS_BY_FORMAT,
     "lora_forward",
@@ -142,6 +163,78 @@ class LowRank:
     """(r, K), added to by `project_backward`; None in `project`."""
     db: Any = None
     """(N, r), likewise."""
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class BlockProjection:
+    """A projection of a block in `decode_blocks`: out = x·Wᵀ + scale·(x·aᵀ)·bᵀ + bias."""
+
+    weight: QuantMatrix
+    bias: Any = None
+    """(N,), or None."""
+    a: Any = None
+    """(r, K), or None without an adapter."""
+    b: Any = None
+    """(N, r)."""
+    scale: float = 1.0
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class BlockOperands:
+    """What `decode_blocks` reads of one decoder block, and the cache that it writes.
+
+    mid = x + post(output(attention(norm(x)))), out = mid + post(down(act(gate(n))·up(n))), n = norm(mid).
+    """
+
+    attention_norm: Any
+    """(E,), as the weights of all norms over the residual stream."""
+    q: BlockProjection
+    k: BlockProjection
+    v: BlockProjection
+    output: BlockProjection
+    mlp_norm: Any
+    gate: BlockProjection
+    up: BlockProjection
+    down: BlockProjection
+    cos: Any
+    """(P, R/2), of all positions of the pass; see `rope`."""
+    sin: Any
+    keys: Any
+    """(M, G, D) of the compute dtype or float16: the rows that segments refer to. The pass writes those of its
+    own tokens, and reads them as written."""
+    values: Any
+    window: int = 0
+    q_norm: Any = None
+    """(D,), over each head before the rotation, or None."""
+    k_norm: Any = None
+    post_attention_norm: Any = None
+    """(E,), or None."""
+    post_mlp_norm: Any = None
+
+    @property
+    def projections(self) -> tuple[BlockProjection, ...]:
+        """All seven."""
+        return self.q, self.k, self.v, self.output, self.gate, self.up, self.down
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class BlockStack:
+    """The decoder blocks of a model in `decode_blocks`, in their order.
+
+    Made anew when an array in it is replaced; values may change in place. So a kernel may keep what it
+    derives from the arrays' addresses as long as the object lives.
+    """
+
+    blocks: tuple[BlockOperands, ...]
+    heads: int
+    """H."""
+    epsilon: float
+    scale: float
+    """Factor on q·k."""
+    softcap: float
+    interleaved: bool
+    activation: str
+    """"silu" or "gelu_tanh"."""
 
 
 @attrs.frozen(kw_only=True)

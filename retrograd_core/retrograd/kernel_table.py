@@ -9,6 +9,7 @@ from typing import Any
 from retrograd_hookspecs import (
     ANY_FORMAT,
     FUSED,
+    ONE_BY_ONE,
     OPS,
     OPS_BY_FORMAT,
     STAND_INS,
@@ -55,6 +56,11 @@ def project_backward(
             gradients(dout, x, one.hidden, one.a, one.b, one.scale, one.da, one.db, dx)
 
 
+def not_served(*arguments: Any) -> bool:
+    """The op `decode_blocks` where no kernel serves it: modules call the parts."""
+    return False
+
+
 Selector = Callable[[str, str, Sequence[KernelImpl]], KernelImpl | None]
 
 
@@ -77,9 +83,10 @@ class FrozenKernelTable:
         for candidates in self._candidates.values():
             candidates.sort(key=lambda impl: -impl.priority)
         self._serving: dict[tuple[str, str], KernelImpl] = {}
-        self._one_by_one = {
+        self._one_by_one: dict[str, Callable[..., Any]] = {
             "project": partial(project, self),
             "project_backward": partial(project_backward, self),
+            "decode_blocks": not_served,
         }
 
     def get(self, op: str, format: str = "") -> Callable[..., Any]:
@@ -119,7 +126,7 @@ class FrozenKernelTable:
             op=op,
             format=format,
             fn=self._one_by_one[op],
-            variant="one by one",
+            variant=ONE_BY_ONE,
             fast=all(part.fast for part in parts),
         )
 

@@ -54,11 +54,11 @@ class Attention:
         self.q_norm, self.k_norm = q_norm, k_norm
         self._block = block
         self._heads, self._kv_heads, self._size = spec.head_count, spec.head_count_kv, spec.head_length
-        self._window = style.window
+        self.window = style.window
         self._scale = spec.attention_scale or spec.head_length**-0.5
         self._softcap = spec.attention_softcap
         self._interleaved = spec.rope_interleaved
-        self._table = rope_table
+        self.rope_table = rope_table
         self._scratch = scratch
         self._rope = kernels.get("rope")
         self._attend = kernels.get("attention")
@@ -73,7 +73,7 @@ class Attention:
         self._rotate(q, k, batch, inverse=False)
         keys, values = self._keys_values(k, v, batch, store)
         heads, lse = self._attended(tokens, keep)
-        self._attend(q, keys, values, batch.segments, self._scale, self._window, self._softcap, heads, lse)
+        self._attend(q, keys, values, batch.segments, self._scale, self.window, self._softcap, heads, lse)
         self._output.forward(_flat(heads), [out], keep)
 
     def backward(
@@ -132,7 +132,7 @@ class Attention:
         norm.backward(_per_head(dout), _per_head(x), rstd, _per_head(dx))
 
     def _rotate(self, q: Any, k: Any, batch: PassBatch, *, inverse: bool) -> None:
-        cos, sin = self._table.tables(batch.max_position + 1)
+        cos, sin = self.rope_table.tables(batch.max_position + 1)
         self._rope(q, batch.positions, cos, sin, self._interleaved, inverse)
         self._rope(k, batch.positions, cos, sin, self._interleaved, inverse)
 
@@ -173,7 +173,7 @@ class Attention:
             lse,
             batch.segments,
             self._scale,
-            self._window,
+            self.window,
             self._softcap,
             dq,
             dkeys,

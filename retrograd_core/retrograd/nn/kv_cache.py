@@ -40,7 +40,8 @@ class KVCache:
         self.widens = self.dtype != compute
         self.rows = 0
         self._loose = 0
-        self._stored: list[tuple[Any, Any]] = []
+        self.stored: list[tuple[Any, Any]] = []
+        """Keys and values of each block, (rows, G, D); replaced when the cache grows."""
         self._wide: tuple[Any, Any] = (None, None)
 
     def reserve(self, rows: int, loose: int) -> None:
@@ -50,7 +51,7 @@ class KVCache:
         self.rows, self._loose = max(rows, self.rows), max(loose, self._loose)
         everything = self.rows + self._loose
         count = self.rows if self.widens else everything
-        self._stored = [self._pair(f"{block}", count, self.dtype) for block in range(self._blocks)]
+        self.stored = [self._pair(f"{block}", count, self.dtype) for block in range(self._blocks)]
         if self.widens:
             self._wide = self._pair("wide", everything, None)
 
@@ -67,8 +68,8 @@ class KVCache:
         Storing the same pass again changes nothing, so the backward pass calls this too.
         """
         return (
-            self._extend(self._stored[block][0], self._wide[0], k, batch),
-            self._extend(self._stored[block][1], self._wide[1], v, batch),
+            self._extend(self.stored[block][0], self._wide[0], k, batch),
+            self._extend(self.stored[block][1], self._wide[1], v, batch),
         )
 
     def _extend(self, stored: Any, wide: Any, own: Any, batch: PassBatch) -> Any:
@@ -87,7 +88,7 @@ class KVCache:
 
     def copy_rows(self, source: int, target: int, count: int) -> None:
         """Copy `count` rows of every block: a prompt into the place of one of its answers."""
-        for pair in self._stored:
+        for pair in self.stored:
             for stored in pair:
                 stored[target : target + count] = stored[source : source + count]
 

@@ -13,6 +13,7 @@ from retrograd_hookspecs import ArchitectureSpec, Backend, KernelTable, ModelFil
 
 from .attention import KeyValueStore
 from .batch import PassBatch
+from .block_stack import FusedBlocks
 from .kv_cache import KVCache, KVGradients
 from .precision import restore, storage_dtype, store
 from .projection import Projection
@@ -65,10 +66,14 @@ class CausalLM:
         self.projections: dict[str, Projection] = builder.projections
         """By tensor name (`blk.0.attn_q.weight`): where adapters attach."""
         self.rope_tables = builder.rope_tables
+        self._fused = FusedBlocks(spec, self.blocks, kernels)
+        self._few_rows = False
 
     def forward(self, batch: PassBatch, store: KeyValueStore | None = None) -> Any:
         """The residual stream (T, E) after the last block; nothing is kept for a backward pass."""
         x = self._embed(batch, self._keep(0))
+        if self._few_rows and store is not None and self._fused.forward(x, batch, store):
+            return x
         return self._run(x, range(len(self.blocks)), batch, store)
 
     def forward_keeping(
@@ -156,8 +161,9 @@ class CausalLM:
 
     @contextmanager
     def few_rows(self) -> Iterator[None]:
-        """Inside the block, products with weights are `matmul_few`: made for passes of a few tokens, faster,
-        and not bit for bit those of training."""
+        """Inside the block, `forward` is made for passes of a few tokens: faster, and not bit for bit that of
+        training. All blocks are one call of `decode_blocks` where a kernel serves it and all runs of the pass
+        are cached; else products with weights are `matmul_few`."""
         self._set_few_rows(True)
         try:
             yield
@@ -168,6 +174,7 @@ class CausalLM:
         for projection in self.projections.values():
             projection.few_rows = few
         self.head.few_rows = few
+        self._few_rows = few
 
     def weight_bytes(self) -> int:
         """Bytes of all tensors, as mapped."""

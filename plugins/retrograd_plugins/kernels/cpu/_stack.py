@@ -1,0 +1,126 @@
+"""`decode_blocks`: all blocks of a model on a few tokens, in one call of compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import cfunc, types
+
+from retrograd_hookspecs import BlockStack, KernelError
+
+from . import _stack_layout as at
+from ._gemm_workspace import Floats, round_up
+from ._rows import compiled_rows
+from ._simd_rows import ROWS
+from ._stack_program import StackProgram, served
+from ._stack_tasks import run_stack, work
+
+LEAST_TOKENS = 16
+"""Tables are made for at least this many tokens at once."""
+ENOUGH_TASKS = 2
+"""Tokens a thread from which on the attention of a token is one task."""
+WORK_SIGNATURE = types.void(types.int64, types.int64)
+
+
+class StackOps:
+    """`decode_blocks` on one kind of processor (see `_rows_kinds`); compiled at the first call."""
+
+    def __init__(self, kind: int, threads: int) -> None:
+        self._kind = kind
+        self._threads = threads
+        self._unpack: dict[str, Any] = {}
+        self._worker: Any = None
+        self._programs: weakref.WeakKeyDictionary[BlockStack, StackProgram] = weakref.WeakKeyDictionary()
+        self._scratch = np.zeros(0, np.uint8)
+        self._yield, self._library = _yielder()
+
+    def decode_blocks(
+        self, x: Floats, positions: npt.NDArray[np.int32], segments: npt.NDArray[np.int64], stack: BlockStack
+    ) -> bool:
+        """x (T, E) through all blocks, in place; False for a stack that is not `served`.
+
+        Raises:
+            KernelError: shapes or types that do not fit the stack.
+        """
+        tokens = x.shape[0]
+        program = self._programs.get(stack)
+        if program is None or program.capacity < tokens:
+            if not served(stack):
+                return False
+            program = StackProgram(stack, max(LEAST_TOKENS, tokens), self._threads, self._address)
+            self._programs[stack] = program
+        width = stack.blocks[0].attention_norm.shape[0]
+        if x.shape != (tokens, width) or x.dtype != np.float32 or not x.flags.c_contiguous:
+            raise KernelError(
+                f"decode_blocks: x must be contiguous float32 (T, {width}), not {x.dtype} {x.shape}"
+            )
+        spans = _spans(tokens, positions, segments)
+        self._check(spans, stack)
+        state = np.zeros(at.STATE_WORDS, np.int64)
+        control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
+        parts = 1 if tokens >= ENOUGH_TASKS * self._threads else stack.heads
+        scores = int((spans[:, at.CONTEXT_LENGTH] + spans[:, at.OWN_INDEX]).max()) + 1 + 2 * ROWS
+        size = stack.blocks[0].keys.shape[2]
+        attention = 4 * (stack.heads * (1 + scores) + ROWS * (size + 1))
+        each = round_up(max(2 * 64 * tokens, attention) + 64, 64)
+        if self._scratch.size < each * self._threads + 64:
+            self._scratch = np.zeros(2 * each * self._threads + 64, np.uint8)
+        state[at.TOKENS], state[at.RESIDUAL] = tokens, x.ctypes.data
+        state[at.SPANS], state[at.CONTROL] = spans.ctypes.data, round_up(control.ctypes.data, 64)
+        state[at.PROGRAM], state[at.PHASES] = program.phases.ctypes.data, len(program.phases)
+        state[at.MEMBERS], state[at.YIELD] = program.members.ctypes.data, self._yield
+        state[at.SCRATCH] = round_up(self._scratch.ctypes.data, 64)
+        state[at.SCRATCH_BYTES], state[at.UNPACK_F32] = each, self._address("F32")
+        state[at.SCORES], state[at.PARTS] = scores, parts
+        if self._worker is None:
+            self._worker = cfunc(WORK_SIGNATURE, cache=True, error_model="numpy")(work)
+        run_stack(self._worker.address, state, self._threads)
+        return True
+
+    def _address(self, format_name: str) -> int:
+        if format_name not in self._unpack:
+            self._unpack[format_name] = compiled_rows(format_name, self._kind)
+        return int(self._unpack[format_name].address)
+
+    def _check(self, spans: npt.NDArray[np.int64], stack: BlockStack) -> None:
+        rows = min(block.keys.shape[0] for block in stack.blocks)
+        last = (spans[:, at.OWN_START] + spans[:, at.OWN_INDEX]).max()
+        context = (spans[:, at.CONTEXT_START] + spans[:, at.CONTEXT_LENGTH]).max()
+        positions = min(block.cos.shape[0] for block in stack.blocks)
+        if max(last + 1, context) > rows or spans[:, at.POSITION].max() >= positions:
+            raise KernelError(
+                f"decode_blocks: segments reach row {max(last, context - 1)} of {rows} of the cache,"
+                f" positions {spans[:, at.POSITION].max()} of {positions}"
+            )
+
+
+def _spans(
+    tokens: int, positions: npt.NDArray[np.int32], segments: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """A row a token, as `_stack_layout` describes."""
+    spans = np.empty((tokens, at.SPAN_WORDS), np.int64)
+    lengths = segments[:, 1]
+    if int(lengths.sum()) != tokens or len(positions) != tokens:
+        raise KernelError(f"decode_blocks: segments of {int(lengths.sum())} tokens for {tokens}")
+    owner = np.repeat(segments, lengths, axis=0)
+    rows = np.concatenate([np.arange(start, start + count) for start, count in segments[:, :2]])
+    spans[rows, at.CONTEXT_START], spans[rows, at.CONTEXT_LENGTH] = owner[:, 2], owner[:, 3]
+    spans[rows, at.OWN_START], spans[rows, at.OWN_INDEX] = owner[:, 4], rows - owner[:, 0]
+    spans[:, at.POSITION] = positions
+    return spans
+
+
+def _yielder() -> tuple[int, Any]:
+    """Address of the system's function that lets other threads run, and the library that holds it."""
+    if sys.platform == "win32":
+        library: Any = ctypes.WinDLL("kernel32")
+        function = library.SwitchToThread
+    else:
+        library = ctypes.CDLL(None)
+        function = library.sched_yield
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0), library

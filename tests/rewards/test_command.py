@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from retrograd.testing.rewards import check_reward
@@ -274,3 +275,17 @@ def test_an_interrupted_batch_ends_the_program(tmp_path: Path) -> None:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
         )
     assert "it was interrupted; it can score no more answers" in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["persistent", "oneshot"])
+def test_no_file_descriptor_is_left(tmp_path: Path, mode: str) -> None:
+    def life() -> None:
+        reward = make(tmp_path, ROUND if mode == "persistent" else ONESHOT, mode=mode)
+        reward.score(ANSWERS)
+        reward.close()
+
+    life()
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        life()
+    assert psutil.Process().num_fds() == before

@@ -180,6 +180,11 @@ class StepReport:
     boundary: bool = False
     skipped: bool = False
     """The update was not applied (non-finite gradient); counted, never silent."""
+    stalled: str = ""
+    """Why an update of a rollout algorithm took no optimizer step ("all rewards are equal"): `step` is then that
+    of the last one. "" for a report of a step."""
+    stop: str = ""
+    """Why the run should end now, though not all steps are done; "" to go on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -223,14 +228,19 @@ class Algorithm(Protocol):
     def show(self, count: int) -> Sequence[str]:
         """The first `count` examples as text, what is trained in them marked (`check`)."""
 
-    def evaluate(self, limit: int | None = None) -> EvaluationReport | None:
-        """Evaluate on the held-out data, the first `limit` examples; None without `[evaluation]`."""
+    def evaluate(self, limit: int | None = None, samples: int = 1) -> EvaluationReport | None:
+        """Evaluate on the held-out data, at most `limit` examples; None without `[evaluation]`.
+
+        `samples`: answers drawn for each prompt, for algorithms that draw any; others ignore it."""
 
     def state(self) -> dict[str, Any]:
-        """JSON-compatible position: epoch, cursor, random generators."""
+        """Position, taken between two reports: JSON-compatible values, and NumPy arrays at the top level."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state()`."""
+
+    def close(self) -> None:
+        """Release what was opened (reward programs, judges); may be called more than once."""
 
     def signature(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be resumed: data hashes and settings."""

@@ -6,13 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrograd_hookspecs import ConfigError, KernelImpl, ModelError, PluginError, Problem, TokenizerError
+import attrs
+
+from retrograd_hookspecs import (
+    ConfigError,
+    KernelImpl,
+    ModelError,
+    ModelFile,
+    PluginError,
+    Problem,
+    RolloutGroup,
+    TokenizerError,
+)
 
 from .kernel_table import FrozenKernelTable
+from .progress import SilentReporter
 from .services import Factory, Services
 
 if TYPE_CHECKING:
     from .assembly import Assembly
+    from .engine import EngineSettings
 
 
 FALLBACK_FORMAT = "prompt"
@@ -38,6 +51,12 @@ def factories(assembly: Assembly) -> Mapping[str, Factory]:
         "schedule": lambda _: parts.chosen("schedules"),
         "sampler": lambda _: assembly.build("samplers", "default"),
         "algorithm": lambda _: parts.chosen("algorithms"),
+        "policy": parts.policy,
+        "reference": parts.reference,
+        "reporter": lambda _: SilentReporter(),
+        "observer": parts.observer,
+        "run": lambda _: None,
+        "rollouts_ready": parts.rollouts_ready,
     }
 
 
@@ -90,7 +109,9 @@ class _Parts:
 
     def architecture(self, services: Services) -> Any:
         """The `ArchitectureSpec` of the model."""
-        file = services.get("model_file")
+        return self._described(services.get("model_file"))
+
+    def _described(self, file: ModelFile) -> Any:
         try:
             registered = self._session.component("architectures", file.architecture)
         except PluginError as error:
@@ -148,10 +169,77 @@ class _Parts:
 
     def engine(self, services: Services) -> Any:
         """The `TrainingEngine` with the trainable attached."""
-        from .engine import EngineSettings, TrainingEngine
+        from .engine import TrainingEngine
 
-        settings = EngineSettings.from_training(self._config.training)
-        return TrainingEngine(services.get("model"), services.get("trainable"), settings)
+        return TrainingEngine(services.get("model"), services.get("trainable"), self.engine_settings())
+
+    def engine_settings(self) -> EngineSettings:
+        """Settings of the engine. Exact sampling needs keys and values as they are computed: a rounded cache
+        would make a token's log-probability depend on whether its sequence is cut."""
+        from .engine import EngineSettings
+
+        training = self._config.training
+        settings = EngineSettings.from_training(training)
+        samples = any(
+            "training.fast_sampling_context" in item.component.reads
+            for item in self._assembly.chosen.values()
+        )
+        if samples and not training.fast_sampling_context:
+            return attrs.evolve(settings, kv_dtype="compute")
+        return settings
+
+    def policy(self, services: Services) -> Any:
+        """The `Policy`: the model as a sampler, sequences of at most `training.ctx` tokens."""
+        from .engine.generation import Generator
+        from .engine.policy import Policy, generation_slots
+
+        training = self._config.training
+        engine = services.get("engine")
+        generator = Generator(
+            model=services.get("model"),
+            sampler=services.get("sampler"),
+            ctx=training.ctx,
+            slots=generation_slots(training.generation_concurrency),
+            pass_tokens=training.generation_batch or 512,
+            fast=training.fast_sampling_context,
+            head_plan=None if training.fast_sampling_context else engine.settings.head_plan(),
+        )
+        return Policy(generator, slot_tokens=training.ctx)
+
+    def reference(self, services: Services) -> Any:
+        """The `Reference` of a KL penalty."""
+        from .engine import TrainingEngine
+        from .gguf import open_model
+        from .nn.model import CausalLM
+        from .reference import BaseReference, require_same_tokenizer
+
+        section = self._config.reference
+        if section is None:
+            return BaseReference(services.get("engine"))
+        file = open_model(resolve_model(self._assembly, section.model))
+        require_same_tokenizer(services.get("model_file"), file, what="reference")
+        model = CausalLM(
+            file,
+            self._described(file),
+            services.get("kernels"),
+            services.get("backend"),
+            token_capacity=self._config.training.micro_batch,
+        )
+        return TrainingEngine(model, None, self.engine_settings())
+
+    def observer(self, services: Services) -> Any:
+        """The recorder of `[observe]`."""
+        from .observe import observer_of
+
+        return observer_of(self._config, services.get("tokenizer"), services.get("reporter"))
+
+    def rollouts_ready(self, services: Services) -> Any:
+        """Call `retrograd_rollouts_ready` of every plugin with an update's groups."""
+
+        def call(groups: Sequence[RolloutGroup]) -> None:
+            self._session.call("retrograd_rollouts_ready", run=services.get("run"), groups=groups)
+
+        return call
 
 
 def resolve_model(assembly: Assembly, locator: str) -> Path:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 import attrs
 import psutil
 
-from retrograd_hookspecs import AuditFinding
+from retrograd_hookspecs import Algorithm, AuditFinding
 
 from .assembly import Assembly, assemble
 from .config import Document
@@ -63,7 +64,14 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
     """
     assembly = assemble(document)
     services = assembly.services
+    services.provide("reporter", reporter)
     algorithm = services.get("algorithm")
+    with closing(algorithm):
+        return _preview(assembly, algorithm, reporter, examples)
+
+
+def _preview(assembly: Assembly, algorithm: Algorithm, reporter: Reporter, examples: int) -> Preview:
+    services = assembly.services
     findings = algorithm.prepare()
     failed = any(finding.level == "error" for finding in findings)
     services.provide("total_steps", algorithm.total_steps())

@@ -28,6 +28,9 @@ class Reporter(Protocol):
     def message(self, text: str) -> None:
         """A line of its own."""
 
+    def status(self, text: str) -> None:
+        """What is going on inside a step that takes long; the next one replaces it."""
+
     def step(self, report: StepReport, pace: Pace) -> None:
         """An optimizer step ended."""
 
@@ -42,6 +45,9 @@ class SilentReporter:
     """Says nothing: the default of the Python API."""
 
     def message(self, text: str) -> None:
+        pass
+
+    def status(self, text: str) -> None:
         pass
 
     def step(self, report: StepReport, pace: Pace) -> None:
@@ -97,16 +103,24 @@ def _steadfast(stream: IO[str]) -> IO[str]:
 
 
 class PlainReporter:
-    """One line a step, at most one every `interval` seconds; the first and last step always."""
+    """One line a step, at most one every `interval` seconds; the first and last step always. What goes on
+    inside a step is told when nothing was said for `quiet` seconds."""
 
-    def __init__(self, stream: IO[str], interval: float = 2.0) -> None:
+    def __init__(self, stream: IO[str], interval: float = 2.0, quiet: float = 15.0) -> None:
         self._stream = _steadfast(stream)
         self._interval = interval
+        self._quiet = quiet
         self._last = float("-inf")
+        self._said = time.monotonic()
 
     def message(self, text: str) -> None:
+        self._said = time.monotonic()
         self._stream.write(text + "\n")
         self._stream.flush()
+
+    def status(self, text: str) -> None:
+        if time.monotonic() - self._said >= self._quiet:
+            self.message(text)
 
     def step(self, report: StepReport, pace: Pace) -> None:
         now = time.monotonic()
@@ -140,11 +154,20 @@ class BarReporter:
     def message(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def status(self, text: str) -> None:
+        self._progress.update(self._started(None), line=text)
+
     def step(self, report: StepReport, pace: Pace) -> None:
+        task = self._started(report.total_steps)
+        self._progress.update(
+            task, completed=report.step, total=report.total_steps, line=step_line(report, pace)
+        )
+
+    def _started(self, total: int | None) -> Any:
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task("training", total=report.total_steps, line="")
-        self._progress.update(self._task, completed=report.step, line=step_line(report, pace))
+            self._task = self._progress.add_task("training", total=total, line="")
+        return self._task
 
     def evaluated(self, report: EvaluationReport, label: str) -> None:
         self.message(evaluation_line(report, label))
@@ -163,8 +186,12 @@ def step_line(report: StepReport, pace: Pace) -> str:
     """`step 12/400  loss 1.234  310 tok/s  2m 05s left  612 MB`."""
     total = f"/{report.total_steps}" if report.total_steps else ""
     parts = [f"step {report.step}{total}"]
-    if "train/epoch" in report.metrics:
+    if "train/epoch" in report.metrics and "train/update" not in report.metrics:
         parts.append(f"epoch {report.metrics['train/epoch']:.2f}")
+    if "train/update" in report.metrics:
+        parts.append(f"update {report.metrics['train/update']:.0f}")
+    if "reward/mean" in report.metrics:
+        parts.append(f"reward {report.metrics['reward/mean']:.3f}")
     if "train/loss" in report.metrics:
         parts.append(f"loss {report.metrics['train/loss']:.4f}")
     parts.append(f"{pace.tokens_per_second:,.0f} tok/s")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import psutil
 
 from retrograd_hookspecs import (
@@ -33,6 +34,7 @@ from .checkpoint import SUFFIX, Checkpoint, CheckpointStore
 from .config import RunConfig
 from .interrupts import Interrupt, catch_interrupts
 from .metrics import SinkSet
+from .observe import NullObserver, Recorder
 from .plugins import PluginSession
 from .progress import Pace, Reporter, duration, metrics_text
 
@@ -108,6 +110,8 @@ class Run:
         reporter: Reporter,
         signature: Mapping[str, Any],
         verify_output: Callable[[Path], str],
+        observer: Recorder | None = None,
+        settings: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.config = config
         self.algorithm = algorithm
@@ -122,6 +126,8 @@ class Run:
         self._reporter = reporter
         self._base_signature = signature
         self._verify_output = verify_output
+        self._observer = observer or NullObserver()
+        self._settings = settings
         self._first_evaluation: EvaluationReport | None = None
         self._last_evaluation: EvaluationReport | None = None
         self._process = psutil.Process()
@@ -167,6 +173,8 @@ class Run:
                 raise
             self._reporter.message(str(failure))  # must not hide why the run failed
         finally:
+            self.algorithm.close()
+            self._observer.close()
             self._sinks.close()
             self._reporter.close()
 
@@ -175,6 +183,7 @@ class Run:
         update = self._guarded(self._make_update(total))
         if resume is not None:
             self._load(resume)
+        self._observer.run(settings=self._settings(), resumed=resume is not None)
         self._session.call("retrograd_run_started", run=self)
         if self.progress.step == 0:
             self._first_evaluation = self._announce(self._evaluate("before training"))
@@ -198,7 +207,9 @@ class Run:
                     outcome = "interrupted"
                     checkpoint = saved or self._save(_step_name(report.step))
                     break
-                if stop:
+                if report.stop:
+                    self._reporter.message(f"stopping: {report.stop}")
+                if stop or report.stop:
                     outcome = "stopped early"
                     break
             if stopped:
@@ -242,6 +253,10 @@ class Run:
         progress = self.progress
         progress.step = report.step
         progress.tokens += report.tokens
+        if report.stalled:
+            self._sinks.write(report.step, report.metrics)
+            self._reporter.message(f"no optimizer step: {report.stalled}")
+            return
         pace = clock.tick(report, progress.tokens, self._process.memory_info().rss)
         metrics = dict(report.metrics)
         metrics["system/memory_rss_bytes"] = float(pace.memory_bytes)
@@ -332,7 +347,7 @@ class Run:
 
     def _checkpoint_if_due(self, report: StepReport) -> Path | None:
         settings = self.config.checkpoint
-        if settings is None or settings.mode == "best_eval" or not settings.every_steps:
+        if settings is None or settings.mode == "best_eval" or not settings.every_steps or report.stalled:
             return None
         if report.step % settings.every_steps:
             return None
@@ -362,9 +377,13 @@ class Run:
     def _save(self, name: str) -> Path:
         tensors = {f"parameter/{p.name}": p.value for p in self.trainable.parameters}
         tensors.update({f"optimizer/{key}": value for key, value in self._optimizer.state().items()})
+        state = self.algorithm.state()
+        arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
+        tensors.update({f"algorithm/{key}": value for key, value in arrays.items()})
+        plain = {key: value for key, value in state.items() if key not in arrays}
         checkpoint = Checkpoint(
             signature=self.signature(),
-            state={"driver": attrs.asdict(self.progress), "algorithm": self.algorithm.state()},
+            state={"driver": attrs.asdict(self.progress), "algorithm": plain},
             tensors=tensors,
         )
         path = self._store().save(name, checkpoint, adapter=self.trainable.save)
@@ -380,14 +399,16 @@ class Run:
                 raise CheckpointError(f"{path}: holds no {parameter.name} of shape {parameter.value.shape}")
             parameter.value[...] = stored
         self.trainable.refresh()
-        prefix = "optimizer/"
-        self._optimizer.load(
-            {k[len(prefix) :]: v for k, v in checkpoint.tensors.items() if k.startswith(prefix)}
-        )
+        self._optimizer.load(_below("optimizer/", checkpoint.tensors))
         self.progress = Progress(**checkpoint.state["driver"])
-        self.algorithm.load(checkpoint.state["algorithm"])
+        self.algorithm.load({**checkpoint.state["algorithm"], **_below("algorithm/", checkpoint.tensors)})
         self._sinks.resume(self.progress.step)
         self._reporter.message(f"resumed from {path} after step {self.progress.step}")
+
+
+def _below(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _step_name(step: int) -> str:

@@ -65,6 +65,7 @@ def start_run(
 def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     """The run of an assembly: loads the model, reads the data, prints what was found."""
     config, services = assembly.config, assembly.services
+    services.provide("reporter", reporter)
     output = Path(config.output.path)
     if output.exists():
         reporter.message(f"note: {output} exists and will be replaced at the end")
@@ -98,7 +99,10 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
         reporter=reporter,
         signature=signature(assembly),
         verify_output=lambda path: verify_output(assembly, path),
+        observer=services.get("observer"),
+        settings=assembly.settings,
     )
+    services.provide("run", run)
     reporter.message(f"{trainable.summary()}")
     if config.run.verbose:
         reporter.message(services.get("backend").device.description)

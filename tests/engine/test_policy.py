@@ -251,6 +251,5 @@ def test_a_pass_that_fails_is_heard_by_everyone_in_flight(
 
 
 def test_generation_slots() -> None:
-    assert generation_slots(None, 64) == 16
-    assert generation_slots(None, 8) == 8
-    assert generation_slots(3, 8) == 3
+    assert generation_slots(None) == 16
+    assert generation_slots(3) == 3

@@ -104,7 +104,10 @@ class Counting:
     def show(self, count: int) -> Sequence[str]:
         return []
 
-    def evaluate(self, limit: int | None = None) -> EvaluationReport | None:
+    def close(self) -> None:
+        pass
+
+    def evaluate(self, limit: int | None = None, samples: int = 1) -> EvaluationReport | None:
         if not self.scores:
             return None
         return EvaluationReport(

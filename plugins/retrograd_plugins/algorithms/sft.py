@@ -183,7 +183,7 @@ class Sft:
 
         return [describe_masks(example, self._tokenizer) for example in self._examples[:count]]
 
-    def evaluate(self, limit: int | None = None) -> EvaluationReport | None:
+    def evaluate(self, limit: int | None = None, samples: int = 1) -> EvaluationReport | None:
         """Mean negative log-likelihood of the held-out trained tokens, and its exponential."""
         if self._evaluation is None:
             return None
@@ -205,6 +205,9 @@ class Sft:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state()`."""
         self._position = int(state["position"])
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def signature(self) -> dict[str, Any]:
         """Hashes of the tokenised data, and the seed of its order."""

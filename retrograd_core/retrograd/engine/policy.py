@@ -24,7 +24,7 @@ import attrs
 
 from retrograd_hookspecs import RolloutError
 
-from .generation import Completion, DecodingBatch, GenerationRequest, GenerationStats, Generator
+from .generation import FEW_ROWS, Completion, DecodingBatch, GenerationRequest, GenerationStats, Generator
 
 OnDone = Callable[[int, Completion], None]
 """Called for every finished answer with the request's number."""
@@ -59,6 +59,12 @@ class Policy:
         self._wake = anyio.Event()
         self._serving = False
         self._seconds = 0.0
+
+    def fit(self, sequences: int, tokens: int) -> None:
+        """Take no more memory than `sequences` at once of at most `tokens` tokens need."""
+        self.slots = min(self.slots, max(sequences, 1))
+        self.slot_tokens = min(self.slot_tokens, tokens)
+        self._batch = None
 
     def generate_all(
         self, requests: Sequence[GenerationRequest], on_done: OnDone | None = None
@@ -223,10 +229,10 @@ class Policy:
 
     def _decoding_batch(self) -> DecodingBatch:
         if self._batch is None:
-            self._batch = self._generator.batch(slot_tokens=self.slot_tokens)
+            self._batch = self._generator.batch(slots=self.slots, slot_tokens=self.slot_tokens)
         return self._batch
 
 
-def generation_slots(wanted: int | None, sequences: int) -> int:
-    """Sequences decoded at once: `training.generation_concurrency`, else as many as there are, at most 16."""
-    return min(wanted or 16, max(sequences, 1))
+def generation_slots(wanted: int | None) -> int:
+    """Sequences decoded at once: `training.generation_concurrency`, else what a decoding pass takes."""
+    return wanted or FEW_ROWS

@@ -72,7 +72,8 @@ class Head:
             tile[...] = logits[:, start:stop]
             self._fold(tile, start, targets, 0.0, highest, total, target_logit)
         to_host = self._backend.to_host
-        return to_host(target_logit) - (to_host(highest) + np.log(to_host(total)))
+        logsumexp = to_host(highest) + np.log(to_host(total))
+        return np.asarray(to_host(target_logit) - logsumexp)
 
     def log_probabilities(
         self, x: Any, targets: Any, plan: HeadPlan

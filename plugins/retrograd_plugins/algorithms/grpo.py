@@ -1,0 +1,462 @@
+"""Group relative policy optimization: answers to a prompt are compared with each other.
+
+J = 1/(N·L) · Σ_i Σ_t [ min(r_{i,t}·A_i, clip(r_{i,t}, 1 − ε_low, 1 + ε_high)·A_i) − β·k3(π_ref/π) ]
+A_i = R_i − mean of the group (or of the others, "leave_one_out")
+
+with r the ratio of the policy to that of the rollouts, N the trained answers of the update and L =
+max_new_tokens. That is Dr. GRPO (no division by the group's standard deviation nor by an answer's length)
+with DAPO's corrections: two clip distances, groups without spread left out, a penalty before the budget
+ends, truncated answers masked, replacements drawn for groups without signal. One optimizer step is one pass
+over all answers of the update. `docs/objectives.md` has the whole of it.
+
+Minimal TOML::
+
+    [run]
+    algorithm = "grpo"
+    [model]
+    path = "model.gguf"
+    [output]
+    path = "adapter.gguf"
+    [lora]
+    [training]
+    ctx = 512
+    micro_batch = 512
+    lr = 1e-5
+    [grpo]
+    prompts = "prompts.jsonl"
+    reward = "python:./reward.py:score"
+    updates = 100
+    prompts_per_update = 2
+    group_size = 8
+    grpo_epochs = 1
+    clip_range_low = 0.2
+    clip_range_high = 0.28
+    kl_coefficient = 0.0
+    [grpo.sampling]
+    temperature = 1.0
+    top_p = 1.0
+    max_new_tokens = 128
+    seed = 0
+
+Sources: Shao et al. 2024 (DeepSeekMath, GRPO); Liu et al. 2025 (Dr. GRPO); Yu et al. 2025 (DAPO); Zheng et
+al. 2025 (GSPO: `importance_sampling_level = "sequence"`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from retrograd_hookspecs import (
+    Algorithm,
+    BuildContext,
+    Component,
+    ComponentTable,
+    ConfigTable,
+    Judge,
+    PolicyObjective,
+    Problem,
+    Rollout,
+    RolloutError,
+    RolloutGroup,
+    hookimpl,
+    key,
+)
+
+from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
+from ._kl import KlCoefficient, KlScheduleConfig
+from ._prompts import PromptOrder
+from ._rewards import RewardKeys, build_reward, check_reward
+from ._rollouts import Draw, dropped_reasons, judge_groups
+from ._sampling import NeutralSamplingConfig
+
+if TYPE_CHECKING:
+    from retrograd.reference import Reference
+
+EQUAL = "all rewards are equal"
+
+
+@attrs.frozen(kw_only=True)
+class OverlongPenaltyConfig:
+    """A penalty for answers that come close to the budget."""
+
+    buffer_tokens: int = key(
+        minimum=1, unit="tokens", doc="The penalty grows linearly over the last so many tokens of the budget."
+    )
+    max_penalty: float = key(above=0.0, doc="Penalty of an answer that uses the whole budget.")
+
+
+@attrs.frozen(kw_only=True)
+class DynamicSamplingConfig:
+    """Replacements for groups without signal."""
+
+    max_resample_factor: int = key(
+        minimum=2, doc="Prompts drawn for an update are at most this multiple of prompts_per_update."
+    )
+
+
+@attrs.frozen(kw_only=True)
+class GrpoConfig(RewardKeys):
+    """Group relative policy optimization."""
+
+    prompts: Path = key(doc="Chat JSONL prompts.", input=True)
+    updates: int = key(minimum=1, doc="Number of updates.")
+    prompts_per_update: int = key(minimum=1, doc="Prompts per update.")
+    group_size: int = key(minimum=2, maximum=256, doc="Answers per prompt.")
+    grpo_epochs: int = key(minimum=1, doc="Optimizer passes per update.")
+    clip_range_low: float = key(above=0.0, below=1.0, doc="Lower clip, e.g. 0.2.")
+    clip_range_high: float = key(above=0.0, doc="Upper clip, at least the lower one, e.g. 0.28.")
+    importance_sampling_level: Literal["token", "sequence"] = key(
+        "token", doc="One ratio a token, or one an answer (GSPO)."
+    )
+    kl_coefficient: float = key(minimum=0.0, doc="KL penalty toward the reference; 0 disables it.")
+    mask_truncated: bool = key(False, doc="Ignore answers cut at max_new_tokens.")
+    baseline: Literal["mean", "leave_one_out"] = key("mean", doc="What a reward is compared with.")
+    prompt_order: Literal["sequential", "shuffled"] = key(
+        "sequential", doc="Order in which prompts are drawn."
+    )
+    max_stalled_updates: int = key(
+        25,
+        minimum=0,
+        unit="updates",
+        doc="Stop after so many updates in a row without signal; 0 never stops.",
+    )
+    template_variables: Mapping[str, Any] = key(
+        factory=dict, doc="Variables for the chat template, e.g. `{ enable_thinking = false }`."
+    )
+    loss: str = key("grpo", doc="Objective; its options are in `[loss.NAME]`.")
+    sampling: NeutralSamplingConfig = key(doc="How answers are drawn.")
+    overlong_penalty: OverlongPenaltyConfig | None = key(None, doc="Penalty close to the budget.")
+    kl_schedule: KlScheduleConfig | None = key(None, doc="Changes of kl_coefficient; it must be positive.")
+    dynamic_sampling: DynamicSamplingConfig | None = key(None, doc="Replacements for groups without signal.")
+    judge: ComponentTable | None = key(None, doc="Judge that compares the answers of a group.")
+    judge_weight: float | None = key(
+        None,
+        minimum=0.0,
+        doc="Weight of the judge's verdict, added to the reward.",
+        default_text="required with a judge",
+    )
+    judge_failure: Literal["drop_group", "fail"] = key(
+        "drop_group", doc="What a verdict that fails costs: its group, or the run."
+    )
+    max_judge_dropped_fraction: float = key(
+        0.5, minimum=0.0, maximum=1.0, doc="Largest share of groups an update may lose to judge failures."
+    )
+
+    @clip_range_high.validator
+    def _check_clip(self, attribute: object, value: float) -> None:
+        low = self.clip_range_low
+        if isinstance(low, float) and value < low:
+            raise ValueError(f"must be at least clip_range_low = {low:g}, got {value:g}")
+
+
+class Grpo(RolloutAlgorithm):
+    """The algorithm; prompts are read by `prepare`."""
+
+    def __init__(
+        self, config: GrpoConfig, parts: Parts, *, reference: Reference | None, judge: Judge | None
+    ) -> None:
+        super().__init__(
+            parts,
+            prompts=config.prompts,
+            updates=config.updates,
+            epochs=config.grpo_epochs,
+            params=config.sampling.params(),
+            template_variables=config.template_variables,
+            judged=judge is not None,
+        )
+        self.answers_per_update = config.prompts_per_update * config.group_size
+        self._config = config
+        self._reference = reference
+        self._judge = judge
+        self._kl = KlCoefficient(config.kl_coefficient, config.kl_schedule or KlScheduleConfig())
+        self._portal: Any = None
+
+    def next_draws(self, *, advance: bool = True, count: int | None = None) -> list[Draw]:
+        """The next prompts, `prompts_per_update` unless `count` says otherwise."""
+        config = self._config
+        order = PromptOrder(
+            count=len(self.prompts),
+            seed=config.sampling.seed,
+            shuffled=config.prompt_order == "shuffled",
+        )
+        numbers = range(self.draws, self.draws + (count or config.prompts_per_update))
+        if advance:
+            self.draws = numbers.stop
+        return [
+            Draw(
+                id=f"{self.update_number + 1}.{number}",
+                prompt=self.prompts[order.at(number)],
+                count=config.group_size,
+                stream=number * config.group_size,
+            )
+            for number in numbers
+        ]
+
+    def collect(self) -> Collected:
+        """Draw groups, score, judge, take advantages; with dynamic sampling until enough have signal."""
+        from retrograd.policy_update import PolicyBatch
+
+        config = self._config
+        wanted = config.prompts_per_update
+        most = wanted * (config.dynamic_sampling.max_resample_factor if config.dynamic_sampling else 1)
+        groups: list[RolloutGroup] = []
+        useful: list[RolloutGroup] = []
+        seconds = {"reward": 0.0, "judge": 0.0, "reference": 0.0}
+        while len(useful) < wanted and len(groups) < most:
+            count = min(wanted - len(useful), most - len(groups))
+            drawn = self.answerer.draw(self.next_draws(count=count), self.progress())
+            seconds["reward"] += self.answerer.score(drawn)
+            seconds["judge"] += self._finish_rewards(drawn)
+            self.parts.rollouts_ready(drawn)
+            for group in drawn:
+                self._take_advantages(group)
+            groups += drawn
+            useful += [group for group in drawn if not group.dropped]
+            if not config.dynamic_sampling:
+                break
+        self._check_judge_drops(groups)
+        batch = None
+        if useful:
+            members = [[r for r in group.members if not r.excluded] for group in useful]
+            answers = sum(len(group) for group in members)
+            batch = PolicyBatch.of(members, normalizer=float(answers * config.sampling.max_new_tokens))
+            seconds["reference"] = self._score_reference(batch)
+        metrics = self.collected_metrics(groups, **seconds)
+        metrics["batch/groups_trained"] = float(len(useful))
+        metrics["policy/kl_coefficient"] = self._kl.at(self.update_number)
+        metrics |= self._judge_metrics(groups)
+        return Collected(groups=groups, metrics=metrics, batch=batch, stalled=_why(groups))
+
+    def objective(self) -> PolicyObjective:
+        """The clip range, and the coefficient of this update."""
+        config = self._config
+        return PolicyObjective(
+            clip_low=config.clip_range_low,
+            clip_high=config.clip_range_high,
+            level=config.importance_sampling_level,
+            kl_coefficient=self._kl.at(self.update_number) if self._reference is not None else 0.0,
+        )
+
+    def update_ended(self, metrics: Mapping[str, float]) -> None:
+        """Adapt the KL coefficient."""
+        if "policy/kl_reference" in metrics:
+            self._kl.observe(self.update_number - 1, metrics["policy/kl_reference"])
+
+    def stop_reason(self) -> str:
+        """Too many updates in a row without signal."""
+        most = self._config.max_stalled_updates
+        if most and self.stalled_in_a_row >= most:
+            return (
+                f"{most} updates in a row had no signal (max_stalled_updates): the answers to a prompt all"
+                " earn the same; choose prompts that the model solves sometimes, a reward with more steps, or"
+                " a larger group_size"
+            )
+        return ""
+
+    def state(self) -> dict[str, Any]:
+        """As the base class, with the adapted coefficient."""
+        return {**super().state(), "kl_scale": self._kl.scale}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore `state()`."""
+        super().load(state)
+        self._kl.scale = float(state["kl_scale"])
+
+    def close(self) -> None:
+        """End the reward and the judge."""
+        super().close()
+        if self._portal is not None:
+            assert self._judge is not None
+            self._portal[1].call(self._judge.close)
+            self._portal[0].__exit__(None, None, None)
+            self._portal = None
+
+    def _finish_rewards(self, groups: Sequence[RolloutGroup]) -> float:
+        """Leave out what cannot be trained, add penalty and verdict to the rewards; the judge's seconds."""
+        from retrograd.advantages import overlong_penalty
+
+        config = self._config
+        for group in groups:
+            for rollout in group.members:
+                if rollout.reward.kind != "value":
+                    reason = rollout.reward.explanation
+                    rollout.excluded = f"reward {rollout.reward.kind}{f': {reason}' if reason else ''}"
+                elif config.mask_truncated and rollout.finish == "length":
+                    rollout.excluded = "truncated"
+                if rollout.reward.kind == "value":
+                    rollout.total = rollout.reward.value
+            if sum(not rollout.excluded for rollout in group.members) < 2:
+                group.dropped = f"fewer than two answers are left: {_first_exclusion(group.members)}"
+        seconds = self._add_verdicts(groups)
+        if config.overlong_penalty is not None:
+            for rollout in (r for group in groups for r in group.members if r.total is not None):
+                [penalty] = overlong_penalty(
+                    [rollout.trained_tokens],
+                    budget=config.sampling.max_new_tokens,
+                    buffer_tokens=config.overlong_penalty.buffer_tokens,
+                    max_penalty=config.overlong_penalty.max_penalty,
+                )
+                rollout.total = (rollout.total or 0.0) + float(penalty)
+        return seconds
+
+    def _add_verdicts(self, groups: Sequence[RolloutGroup]) -> float:
+        if self._judge is None:
+            return 0.0
+        started = time.perf_counter()
+        if self._portal is None:
+            from anyio.from_thread import start_blocking_portal
+
+            opened = start_blocking_portal()
+            self._portal = (
+                opened,
+                opened.__enter__(),
+            )  # one event loop for the whole run: connections are kept
+        self._portal[1].call(judge_groups, self._judge, groups)
+        for group in groups:
+            failed = group.dropped.startswith("judge failed")
+            if failed and self._config.judge_failure == "fail":
+                raise RolloutError(
+                    f'{group.source}: {group.dropped}; judge_failure = "drop_group" would leave the group out'
+                )
+            for rollout in group.members:
+                if not group.dropped and rollout.judgement is not None and rollout.total is not None:
+                    weight = rollout.reward.judge_weight
+                    weight = self._config.judge_weight if weight is None else weight
+                    rollout.total += (weight or 0.0) * rollout.judgement.value
+        return time.perf_counter() - started
+
+    def _take_advantages(self, group: RolloutGroup) -> None:
+        from retrograd.advantages import group_advantages
+
+        if group.dropped:
+            return
+        members = [rollout for rollout in group.members if not rollout.excluded]
+        unknown = [rollout.id for rollout in members if rollout.total is None]
+        if unknown:
+            raise RolloutError(f"rollout {unknown[0]} has no reward any more: a hook must set `excluded` too")
+        if len(members) < 2:
+            group.dropped = f"fewer than two answers are left: {_first_exclusion(group.members)}"
+            return
+        totals = [rollout.total for rollout in members if rollout.total is not None]
+        advantages = group_advantages(totals, self._config.baseline)
+        if not np.any(advantages):
+            group.dropped = EQUAL
+            return
+        for rollout, advantage in zip(members, advantages, strict=True):
+            rollout.advantage = np.where(rollout.trained, advantage, 0.0)
+
+    def _score_reference(self, batch: Any) -> float:
+        if self._reference is None:
+            return 0.0
+        started = time.perf_counter()
+        batch.add_reference(self._reference)
+        return time.perf_counter() - started
+
+    def _check_judge_drops(self, groups: Sequence[RolloutGroup]) -> None:
+        failed = [group for group in groups if group.dropped.startswith("judge failed")]
+        share, most = len(failed) / len(groups), self._config.max_judge_dropped_fraction
+        if share > most:
+            raise RolloutError(
+                f"the judge failed for {len(failed)} of {len(groups)} groups of update"
+                f" {self.update_number + 1}, more than max_judge_dropped_fraction = {most:g};"
+                f" {failed[0].dropped}"
+            )
+
+    def _judge_metrics(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        if self._judge is None:
+            return {}
+        failed = sum(group.dropped.startswith("judge failed") for group in groups)
+        verdicts = [[r.judgement.value for r in g.members if r.judgement is not None] for g in groups]
+        judged = [values for values in verdicts if values]
+        own: Mapping[str, float] = getattr(self._judge, "metrics", dict)()
+        metrics = {f"judge/{name}": float(value) for name, value in own.items()}
+        metrics["judge/failed_fraction"] = failed / len(groups)
+        if judged:
+            metrics["judge/degenerate_group_fraction"] = sum(len(set(v)) == 1 for v in judged) / len(judged)
+            metrics["judge/score_mean"] = float(np.mean(np.concatenate(judged)))
+        return metrics
+
+
+def _first_exclusion(members: Sequence[Rollout]) -> str:
+    return next((rollout.excluded for rollout in members if rollout.excluded), "none has a reward")
+
+
+def _why(groups: Sequence[RolloutGroup]) -> str:
+    """Why no group of an update can be trained: `8 groups: all rewards are equal`."""
+    reasons = [f"{count} groups: {reason}" for reason, count in dropped_reasons(groups).items()]
+    return "; ".join(reasons)
+
+
+def _build(config: GrpoConfig, context: BuildContext) -> Algorithm:
+    run = context.config
+    judge = context.build("judges", config.judge.type) if config.judge is not None else None
+    parts = Parts(
+        **{name: context.service(name) for name in Parts.NEEDS},
+        loss=context.build("losses", config.loss),
+        reward=build_reward(config, context, allow_judge_weight=judge is not None),
+        training=run.training,
+        evaluation=run.evaluation,
+    )
+    reference = context.service("reference") if config.kl_coefficient > 0 else None
+    return Grpo(config, parts, reference=reference, judge=judge)
+
+
+def _check(config: GrpoConfig, table: ConfigTable, run: Any) -> list[Problem]:
+    problems = check_reward(config, table)
+
+    def add(name: str, message: str, hint: str = "") -> None:
+        problems.append(
+            Problem(where=table.where(name), key=f"{table.name}.{name}", message=message, hint=hint)
+        )
+
+    if config.judge is not None and config.judge_weight is None:
+        add("judge_weight", "required with a judge", "the verdict, from 0 to 1, is multiplied by it")
+    if config.judge is None:
+        for name in ("judge_weight", "judge_failure", "max_judge_dropped_fraction"):
+            if name in table:
+                add(name, "has no effect without [grpo.judge]", "leave it out, or add the section")
+    if config.kl_coefficient == 0:
+        if config.kl_schedule is not None:
+            add("kl_schedule", "needs kl_coefficient > 0", "leave it out, or set kl_coefficient")
+        if run.reference is not None:
+            add("kl_coefficient", "is 0, so [reference] has no effect", "remove the section, or set it")
+    elif run.reference is None and run.training.trainable != "lora":
+        add(
+            "kl_coefficient",
+            f'needs [reference] with training.trainable = "{run.training.trainable}": base weights change',
+            "name the model to stay close to",
+        )
+    penalty = config.overlong_penalty
+    if penalty is not None and penalty.buffer_tokens > config.sampling.max_new_tokens:
+        add(
+            "overlong_penalty.buffer_tokens",
+            f"{penalty.buffer_tokens} is more than sampling.max_new_tokens ="
+            f" {config.sampling.max_new_tokens}",
+        )
+    return problems
+
+
+@hookimpl
+def retrograd_algorithms() -> list[Component[GrpoConfig, Algorithm]]:
+    """`grpo`."""
+    return [
+        Component(
+            name="grpo",
+            config=GrpoConfig,
+            build=_build,
+            summary="Learning from rewards: answers to a prompt are compared with each other.",
+            source="Shao et al. 2024, equation 3; Liu et al. 2025, section 3.2; Yu et al. 2025, equation 8",
+            needs=(*Parts.NEEDS, "reference"),
+            selects={"loss": "losses", "reward": "rewards", "judge": "judges"},
+            check=_check,
+            applies=("evaluation", "observe", "reference"),
+            reads=ROLLOUT_KEYS,
+            fixed_accumulation=True,
+        )
+    ]

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.engine import EngineSettings, TrainingEngine, estimate_memory, plan_epoch, whole_sequence
+from retrograd.engine import (
+    EngineSettings,
+    TrainingEngine,
+    TrainingSequence,
+    estimate_memory,
+    plan_epoch,
+    whole_sequence,
+)
 from retrograd.engine.memory import workspace_sizes
 from retrograd_plugins.trainables._lora_adapter import LoraAdapter, initial_factors
 from tests.model_support import build_backend, build_kernels, load_model, mean_nll
@@ -64,6 +71,35 @@ def test_the_estimate_is_what_a_run_allocates(
     assert sum(parts.values()) - sum(allocated.values()) == pytest.approx(
         parts["gradients"] + parts["optimizer"] + parts["adapter"] + parts["weights (mapped)"]
     )
+
+
+@pytest.mark.parametrize("micro_batch", [8, 40])
+@pytest.mark.parametrize("fanout", ["max", "auto", "off"])
+def test_the_estimate_covers_steps_with_shared_prompts(
+    tiny_model: Callable[..., Path], micro_batch: int, fanout: Any
+) -> None:
+    backend = build_backend("reference")
+    model = load_model(tiny_model(), backend, build_kernels(backend))
+    factors = initial_factors(model, list(model.projections), rank=4, seed=0)
+    adapter = LoraAdapter(model, factors=factors, alpha=8.0, dtype="f16")
+    settings = EngineSettings(micro_batch=micro_batch, shared_prefix_fanout=fanout)
+    estimated = dict(workspace_sizes(model, settings, longest=33, families=True))
+    engine = TrainingEngine(model, adapter, settings)
+    sequences = []
+    for number, length in enumerate((33, 20, 33, 25)):
+        tokens = np.full(length, number, np.int32)
+        tokens[:12] = 9
+        trained = np.arange(length) >= 12
+        sequences.append(TrainingSequence(tokens=tokens, trained=trained))
+    step = engine.plan(sequences, [[0, 1, 2, 3]])
+    assert bool(step.branches) == (fanout != "off")
+    engine.train_step(step, sequences, mean_nll, 1.0)
+    engine.log_probabilities(sequences, [[0, 1, 2, 3]])
+    for name, size in model.workspace.sizes():
+        assert size <= estimated[name], name
+    rows = sum(size for name, size in estimated.items() if name.startswith("kv/"))
+    used = sum(size for name, size in model.workspace.sizes() if name.startswith("kv/"))
+    assert used <= rows <= 3 * used or not used
 
 
 def test_longer_passes_and_contexts_take_more(tiny_model: Callable[..., Path]) -> None:

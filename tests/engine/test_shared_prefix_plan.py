@@ -20,7 +20,7 @@ from retrograd.engine import (
     whole_sequence,
 )
 from retrograd.engine.layout import lay_out
-from retrograd.engine.shared_prefix import shared_length, step_cost
+from retrograd.engine.shared_prefix import most_cache_rows, shared_length, step_cost
 
 PROMPT_TOKEN = 7
 
@@ -265,19 +265,27 @@ def test_passes_are_well_filled() -> None:
     )
     shared = PackingStats.of(plan_step(sequences, families, micro_batch=512), 512)
     unshared = PackingStats.of(plan_step(sequences, families, micro_batch=512, fanout="off"), 512)
-    assert shared.efficiency > 0.9
+    assert shared.efficiency > 0.88
     assert unshared.efficiency > 0.85
     assert shared.passes < 0.6 * unshared.passes
     assert shared.tokens + shared.tokens_saved == unshared.tokens
 
 
-def test_cache_rows_are_bounded() -> None:
-    """Cut sequences do not pile up in the cache: 40 of them take the rows of a few."""
-    sequences = [whole_sequence(np.arange(101, dtype=np.int32)) for _ in range(40)]
-    step = plan_step(sequences, micro_batch=64)
-    assert lay_out(step, sequences).rows <= 4 * 64
+@given(SIZES, st.integers(1, 40), FANOUTS)
+def test_cache_rows_are_bounded(sizes: list[tuple[int, list[int]]], micro_batch: int, fanout: Fanout) -> None:
+    sequences, families = batch_of_families(sizes)
+    longest = max(sequence.inputs for sequence in sequences)
+    for chosen in (families, []):
+        step = plan_step(sequences, chosen, micro_batch=micro_batch, fanout=fanout)
+        most = most_cache_rows(longest, micro_batch, families=bool(chosen) and fanout != "off")
+        assert lay_out(step, sequences).rows <= most
+
+
+def test_cut_sequences_do_not_pile_up_in_the_cache() -> None:
+    sequences = [whole_sequence(np.arange(81, dtype=np.int32)) for _ in range(40)]
+    assert lay_out(plan_step(sequences, micro_batch=64), sequences).rows == 80
     many, families = batch_of_families([(30, [150] * 12)])
-    assert lay_out(plan_step(many, families, micro_batch=64, fanout="max"), many).rows <= 179 + 4 * 64
+    assert lay_out(plan_step(many, families, micro_batch=64, fanout="max"), many).rows == 2 * 179
 
 
 def test_what_is_trained_in_the_prompt_is_not_shared() -> None:

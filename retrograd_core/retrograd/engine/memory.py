@@ -49,8 +49,12 @@ def estimate_memory(
     *,
     longest: int,
     optimizer_bytes_per_parameter: float,
+    families: bool = False,
 ) -> list[tuple[str, int]]:
-    """Bytes by part, of a run whose longest sequence has `longest` tokens, all of them trained."""
+    """Bytes by part, of a run whose longest sequence has `longest` tokens, all of them trained.
+
+    `families`: the algorithm takes steps of `TrainingEngine.plan`, with sequences that share prompts.
+    """
     count = sum(int(parameter.value.size) for parameter in trainable.parameters)
     item = int(model.backend.compute_dtype.itemsize)
     parts = {
@@ -59,13 +63,15 @@ def estimate_memory(
         "gradients": count * item,
         "optimizer": int(count * optimizer_bytes_per_parameter),
     }
-    for name, size in workspace_sizes(model, settings, longest=longest):
+    for name, size in workspace_sizes(model, settings, longest=longest, families=families):
         part = PARTS.get(name.split("/", 1)[0], "workspace")
         parts[part] = parts.get(part, 0) + size
     return list(parts.items())
 
 
-def workspace_sizes(model: CausalLM, settings: EngineSettings, *, longest: int) -> Iterable[tuple[str, int]]:
+def workspace_sizes(
+    model: CausalLM, settings: EngineSettings, *, longest: int, families: bool = False
+) -> Iterable[tuple[str, int]]:
     """Name and bytes of every array that training and evaluation allocate in the workspace of a model like
     this, with its adapters."""
     shadow = CausalLM(
@@ -87,6 +93,8 @@ def workspace_sizes(model: CausalLM, settings: EngineSettings, *, longest: int) 
         gradient_accumulation=settings.gradient_accumulation,
     )
     with np.errstate(all="ignore"):
+        if families:
+            engine.reserve(longest - 1, families=True)
         # What needs most comes first: the cache is sized by it.
         for step in sorted(steps, key=lambda step: -lay_out(step, sequences).rows):
             engine.train_step(step, sequences, _idle_loss, 1.0)

@@ -30,9 +30,9 @@ PASS_COST = 16
 """What a pass costs besides its tokens, in evaluated tokens: the time in which the weights are read."""
 GRADIENT_COST = 2
 """What a token with its gradient costs, in evaluated tokens."""
-TOGETHER = 4
-"""Sequences whose keys and values are cached at the same time take at most this many passes' rows in all, or
-those that a single one of them needs."""
+TOGETHER = 2
+"""Sequences whose keys and values are cached at the same time, so that their rests share passes, take at most
+this many passes' rows in all, or those that a single one of them needs."""
 
 
 @attrs.frozen(kw_only=True)
@@ -127,6 +127,17 @@ def plan_step(
         costs = [step_cost(plan, sequences, gradients=gradients) for plan in (step, unshared)]
         return step if costs[0] <= costs[1] else unshared
     return step
+
+
+def most_cache_rows(longest: int, micro_batch: int, *, families: bool) -> int:
+    """Rows of the cache that no step of `plan_step` exceeds, of sequences with up to `longest` inputs.
+
+    `families`: whether there may be any. Without, and if none is longer than a pass, there is no cache.
+    """
+    together = max(longest, TOGETHER * micro_batch)
+    if longest > micro_batch:
+        return longest + together if families else together
+    return together if families else 0
 
 
 def shared_length(members: Sequence[TrainingSequence]) -> int:

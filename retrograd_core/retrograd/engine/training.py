@@ -18,7 +18,7 @@ from .layout import StepLayout, Targets, batch_of, lay_out, targets_of
 from .packing import Pass, Step
 from .sequences import TrainingSequence, ranges, whole_sequence
 from .settings import EngineSettings
-from .shared_prefix import plan_step
+from .shared_prefix import most_cache_rows, plan_step
 
 if TYPE_CHECKING:
     from retrograd_hookspecs.training import FloatArray
@@ -172,6 +172,15 @@ class TrainingEngine:
             out[pieces[0].start : pieces[0].stop] = self._backend.to_host(device)
         return out
 
+    def reserve(self, longest: int, *, families: bool) -> None:
+        """Make room in the cache for every step that `plan` makes of sequences with up to `longest` inputs,
+        so that it need not grow later; `families` if some share a prompt."""
+        families = families and self.settings.shared_prefix_fanout != "off"
+        rows = most_cache_rows(longest, self.settings.micro_batch, families=families)
+        if rows:
+            self._cache.reserve(rows, self.settings.micro_batch)
+            self._cache_gradients.reserve(self._cache.rows, self.settings.micro_batch)
+
     def zero_grad(self) -> None:
         """Clear the gradients of all parameters."""
         for parameter in self.trainable.parameters if self.trainable is not None else ():
@@ -211,7 +220,8 @@ class TrainingEngine:
         if targets.count:
             x = self._select(hidden, targets.mask, "x")
             tokens = self._backend.from_host(targets.tokens)
-            logp, logsumexp = self.model.head.log_probabilities(x, tokens, self._head_plan)
+            head = self.model.head
+            logp, logsumexp = head.log_probabilities(x, tokens, self._head_plan, gradients=True)
             result = loss(
                 LossBatch(
                     logp=logp,
@@ -227,7 +237,7 @@ class TrainingEngine:
                 metrics[name] = metrics.get(name, 0.0) + number
             dlogp = self._backend.from_host(np.asarray(result.dlogp, dtype=logp.dtype))
             dx = self._rows.rows("dx", *x.shape)
-            self.model.head.backward(x, tokens, logsumexp, dlogp, dx, self._head_plan)
+            head.backward(x, tokens, logsumexp, dlogp, dx, self._head_plan)
             row = 0
             for first, stop in ranges(targets.mask):
                 grad[first:stop] = dx[row : row + stop - first]

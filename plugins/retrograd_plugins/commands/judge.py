@@ -120,7 +120,7 @@ def _lines(
 
 
 def _row(values: Sequence[float | None]) -> str:
-    shown = ["-" if value is None else f"{value:.3f}" for value in values]
+    shown = ["-" if value is None else f"{round(value, 3) + 0.0:.3f}" for value in values]
     return "  ".join(f"{text:<{width}}" for text, width in zip(shown, (7, 7, 8, 8, 15), strict=True))
 
 

@@ -141,8 +141,9 @@ class ChatClient:
         if not isinstance(error, RequestError):
             return 0.0  # the server is well; its model is asked anew
         first = self._first_wait_secs
-        backoff = tenacity.wait_exponential_jitter(initial=first, max=MAX_BACKOFF_SECS, jitter=first)(state)
-        return max(backoff, min(error.retry_after, MAX_RETRY_AFTER_SECS))
+        backoff = tenacity.wait_exponential(multiplier=first, max=MAX_BACKOFF_SECS)
+        jitter = tenacity.wait_random(0.0, first)
+        return max(backoff(state) + jitter(state), min(error.retry_after, MAX_RETRY_AFTER_SECS))
 
     def _count_retry(self, state: RetryCallState) -> None:
         self.counts["retries"] += 1

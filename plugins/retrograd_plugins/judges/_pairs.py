@@ -29,10 +29,9 @@ def schedule(count: int, max_pairs: int | None = None) -> list[tuple[int, int]]:
     """
     pairs: list[tuple[int, int]] = []
     for distance in range(1, count // 2 + 1):
-        for first in range(count):
-            second = (first + distance) % count
-            if (second, first) not in pairs:  # opposite members of an even ring, or both of a pair
-                pairs.append((first, second))
+        # Opposite members of an even ring would meet from both sides.
+        meetings = distance if 2 * distance == count else count
+        pairs += [(first, (first + distance) % count) for first in range(meetings)]
     if max_pairs is not None and max_pairs < count - 1:
         raise ValueError(
             f"max_pairs = {max_pairs} cannot connect {count} different answers;"

@@ -77,7 +77,8 @@ async def _check_order(judge: Judge, group: JudgeGroup) -> None:
     scores = [score.value for score in await judge.score(group)]
     reversed_group = attrs.evolve(group, id=f"{group.id} reversed", members=group.members[::-1])
     back = [score.value for score in await judge.score(reversed_group)]
-    assert back == scores[::-1], f"{group.id}: scores are not in the order of the members"
+    kept = all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(back, scores[::-1], strict=True))
+    assert kept, f"{group.id}: scores are not in the order of the members"
 
 
 async def _check_broken(judge: Judge, groups: Sequence[JudgeGroup]) -> None:

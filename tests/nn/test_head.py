@@ -44,7 +44,7 @@ def test_log_probabilities_and_gradient(softcap: float, plan: HeadPlan) -> None:
     logits = np.empty((COUNT, VOCABULARY))
     head.logits(x, logits)
     logsumexp = np.log(np.exp(logits).sum(axis=1))
-    logp, device = head.log_probabilities(x, targets, plan)
+    logp, device = head.log_probabilities(x, targets, plan, gradients=True)
     np.testing.assert_allclose(device, logsumexp, rtol=1e-13)
     np.testing.assert_allclose(logp, logits[np.arange(COUNT), targets] - logsumexp, rtol=1e-12)
     if softcap:

@@ -43,6 +43,7 @@ class Head:
         self._input_grad = kernels.get("matmul_input_grad", weight.format)
         self._fold = kernels.get("logsumexp_tile")
         self._softmax_grad = kernels.get("softmax_grad_tile")
+        self._embedding = kernels.get("embedding", weight.format)
 
     def normed(self, x: Any) -> Any:
         """Final hidden states (n, E): the normalised residual stream x."""
@@ -76,17 +77,23 @@ class Head:
         return np.asarray(to_host(target_logit) - logsumexp)
 
     def log_probabilities(
-        self, x: Any, targets: Any, plan: HeadPlan
+        self, x: Any, targets: Any, plan: HeadPlan, *, gradients: bool = False
     ) -> tuple[npt.NDArray[np.floating[Any]], Any]:
-        """x (n, E), targets int32 (n,) to log p(target) on the host and logsumexp on the device, (n,)."""
+        """x (n, E), targets int32 (n,) to log p(target) on the host and logsumexp on the device, (n,).
+
+        `gradients` prepares `backward`: with each tile the sum Σ softmax · W goes along, scaled by the running
+        maximum as the sum of the softmax itself, so that no logit is computed a second time.
+        """
         normed = self.normed(x)
         highest, total, target_logit = self._running(x.shape[0])
+        expected = self._expected(x) if gradients and self._softcap == 0.0 else None
         tiles = self._tiles(plan)
         for first, stop in _chunks(x.shape[0], plan.rows):
             rows = slice(first, stop)
             for start, weight in tiles:
                 logits = self._tile(stop - first, weight, plan)
                 self._matmul(normed[rows], weight, logits)
+                before = self._backend.to_host(highest[rows]).copy()
                 self._fold(
                     logits,
                     start,
@@ -96,30 +103,63 @@ class Head:
                     total[rows],
                     target_logit[rows],
                 )
+                if expected is not None:
+                    self._add_expected(logits, weight, before, highest[rows], expected[rows], start > 0)
         to_host = self._backend.to_host
         logsumexp = to_host(highest) + np.log(to_host(total))
         return to_host(target_logit) - logsumexp, self._backend.from_host(logsumexp)
 
     def backward(self, x: Any, targets: Any, logsumexp: Any, dlogp: Any, dx: Any, plan: HeadPlan) -> None:
-        """Gradient by x of Σ dlogp · log p(target), right after `log_probabilities` of the same rows.
+        """Gradient by x of Σ dlogp · log p(target), right after `log_probabilities` of the same rows with
+        `gradients`.
 
         x, dx (n, E); `targets`, `logsumexp`, `dlogp` (n,).
         """
+        if self._softcap > 0.0:
+            dnormed = self._capped_gradient(x, targets, logsumexp, dlogp, plan)
+        else:
+            # d log p / d normed = W[target] − Σ softmax · W.
+            dnormed = self._expected(x)
+            dnormed /= self._scratch.rows("head.sum", x.shape[0])[:, None]
+            chosen = self._scratch.rows("head.chosen", *x.shape)
+            self._embedding(targets, self.weight, 1.0, chosen)
+            np.subtract(chosen, dnormed, out=dnormed)
+            dnormed *= dlogp[:, None]
+        self.norm.backward(dnormed, x, self._scratch.rows("head.rstd", x.shape[0]), dx)
+
+    def _expected(self, x: Any) -> Any:
+        return self._scratch.rows("head.dnormed", *x.shape)
+
+    def _add_expected(
+        self, logits: Any, weight: QuantMatrix, before: Any, highest: Any, expected: Any, accumulate: bool
+    ) -> None:
+        """expected (n, E) = or += exp(logits − highest) · W, what was there first scaled to the new maximum.
+
+        Source: Milakov & Gimelshein 2018, algorithm 3, for a weighted sum.
+        """
+        rows = logits.shape[0]
+        if accumulate:
+            factor = np.exp(before - self._backend.to_host(highest))
+            expected *= self._backend.from_host(factor)[:, None]
+        nowhere = self._backend.from_host(np.full(rows, -1, np.int32))
+        minus_one = self._backend.from_host(np.full(rows, -1.0, expected.dtype))
+        self._softmax_grad(logits, 0, nowhere, 0.0, highest, minus_one)
+        self._input_grad(logits, weight, expected, accumulate)
+
+    def _capped_gradient(self, x: Any, targets: Any, logsumexp: Any, dlogp: Any, plan: HeadPlan) -> Any:
+        """Gradient by the normalised x, (n, E); the logits are computed once more, as capped ones do not tell
+        their slope."""
         count, width = x.shape
         normed = self._scratch.rows("head.normed", count, width)
-        dnormed = self._scratch.rows("head.dnormed", count, width)
-        chunks, tiles = _chunks(count, plan.rows), self._tiles(plan)
-        # With one tile and one chunk the logits of the forward phase are still there, unless capped.
-        kept = len(chunks) == 1 and len(tiles) == 1 and self._softcap == 0.0
-        for first, stop in chunks:
+        dnormed = self._expected(x)
+        for first, stop in _chunks(count, plan.rows):
             rows = slice(first, stop)
-            for start, weight in tiles:
+            for start, weight in self._tiles(plan):
                 logits = self._tile(stop - first, weight, plan)
-                if not kept:
-                    self._matmul(normed[rows], weight, logits)
+                self._matmul(normed[rows], weight, logits)
                 self._softmax_grad(logits, start, targets[rows], self._softcap, logsumexp[rows], dlogp[rows])
                 self._input_grad(logits, weight, dnormed[rows], start > 0)
-        self.norm.backward(dnormed, x, self._scratch.rows("head.rstd", count), dx)
+        return dnormed
 
     def _running(self, count: int) -> tuple[Any, Any, Any]:
         """Running maximum, sum and target logit (count,), as `logsumexp_tile` wants them at the start."""

@@ -64,7 +64,7 @@ from .rollouts import (
     Toolset,
     ToolSpec,
 )
-from .sampling import Sampler, SamplingParams
+from .sampling import BatchSampler, Sampler, SamplingParams
 from .sinks import Sink
 from .text import ChatFormat, ChatTemplate, Message, ParsedTurn, Role, Tokenizer, ToolCall
 from .training import (
@@ -99,6 +99,7 @@ __all__ = [
     "ArchitectureSpec",
     "AuditFinding",
     "Backend",
+    "BatchSampler",
     "BlockOperands",
     "BlockProjection",
     "BlockStack",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
@@ -31,3 +32,15 @@ class Sampler(Protocol):
         self, logits: FloatArray, params: SamplingParams, rng: np.random.Generator
     ) -> tuple[int, float]:
         """Token id and its log-probability under the distribution it was drawn from; logits (V,)."""
+
+
+@runtime_checkable
+class BatchSampler(Sampler, Protocol):
+    """A sampler that chooses tokens for several sequences at once. Optional: rows of logits are given to
+    `sample` one by one where a sampler has no `sample_batch`."""
+
+    def sample_batch(
+        self, logits: FloatArray, params: Sequence[SamplingParams], rngs: Sequence[np.random.Generator]
+    ) -> list[tuple[int, float]]:
+        """What `sample` gives for each row of logits (n, V): a row's token is a function of that row, its
+        parameters and its generator alone."""

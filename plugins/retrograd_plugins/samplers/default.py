@@ -8,6 +8,9 @@ With logits z and temperature τ, p = softmax(z / τ). Then, in this order, each
 
 What is left is renormalised, and one uniform number draws the token by inversion of the cumulative
 distribution in the order of token ids. Temperature 0 takes the most likely token, the lowest id on a tie.
+
+Without filters rows of float32 logits are drawn from by compiled code, several at a time. A token is a
+function of its row of logits, its parameters and its generator, however many rows are drawn from together.
 """
 
 from __future__ import annotations
@@ -44,20 +47,67 @@ class DefaultSampler:
 
         Raises `RolloutError` for logits that are not finite.
         """
-        highest = float(np.max(logits))
-        if not np.isfinite(highest):
-            raise RolloutError(
-                f"the model's largest logit is {highest}: its weights or activations are not finite"
-            )
-        if params.temperature == 0.0:
-            return int(np.argmax(logits)), 0.0
-        weights = np.exp((np.asarray(logits, dtype=np.float64) - highest) / params.temperature)
-        kept = _filtered(weights / weights.sum(), params)
-        cumulative = np.cumsum(kept)
-        token = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
-        # A draw that rounds up to the total belongs to the last token that can be drawn.
-        token = min(token, int(np.flatnonzero(kept)[-1]))
-        return token, float(np.log(kept[token] / cumulative[-1]))
+        [drawn] = _drawn(logits[None], [params], [rng])
+        return drawn
+
+    def sample_batch(
+        self,
+        logits: FloatArray,
+        params: Sequence[SamplingParams],
+        rngs: Sequence[np.random.Generator],
+    ) -> list[tuple[int, float]]:
+        """As `sample` for each row of logits (n, V)."""
+        if type(self).sample is not DefaultSampler.sample:  # a subclass draws in its own way
+            return [self.sample(*one) for one in zip(logits, params, rngs, strict=True)]
+        return _drawn(logits, params, rngs)
+
+
+def _drawn(
+    logits: FloatArray, params: Sequence[SamplingParams], rngs: Sequence[np.random.Generator]
+) -> list[tuple[int, float]]:
+    """A draw from each row of logits (n, V)."""
+    plain = [row for row, one in enumerate(params) if _plain(one)] if logits.dtype == np.float32 else []
+    drawn: dict[int, tuple[int, float]] = {}
+    if plain:
+        # Imported at the first draw: it loads the compiler.
+        from ._draw import draw
+
+        rows = np.ascontiguousarray(logits if len(plain) == len(params) else logits[plain])
+        uniform = [rngs[row].random() for row in plain]
+        tokens, logp, highest = draw(rows, [params[row].temperature for row in plain], uniform)
+        for row, token, one, top in zip(plain, tokens, logp, highest, strict=True):
+            if not np.isfinite(top):
+                raise _not_finite(float(np.max(logits[row])))
+            drawn[row] = int(token), float(one)
+    for row, one in enumerate(params):
+        if row not in drawn:
+            drawn[row] = _sample(logits[row], one, rngs[row])
+    return [drawn[row] for row in range(len(params))]
+
+
+def _plain(params: SamplingParams) -> bool:
+    """True for a draw from the whole softmax."""
+    return params.temperature > 0.0 and params.top_p >= 1.0 and params.top_k <= 0 and params.min_p <= 0.0
+
+
+def _not_finite(highest: float) -> RolloutError:
+    return RolloutError(f"the model's largest logit is {highest}: its weights or activations are not finite")
+
+
+def _sample(logits: FloatArray, params: SamplingParams, rng: np.random.Generator) -> tuple[int, float]:
+    """A greedy or filtered draw from logits (V,)."""
+    highest = float(np.max(logits))
+    if not np.isfinite(highest):
+        raise _not_finite(highest)
+    if params.temperature == 0.0:
+        return int(np.argmax(logits)), 0.0
+    weights = np.exp((np.asarray(logits, dtype=np.float64) - highest) / params.temperature)
+    kept = _filtered(weights / weights.sum(), params)
+    cumulative = np.cumsum(kept)
+    token = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+    # A draw that rounds up to the total belongs to the last token that can be drawn.
+    token = min(token, int(np.flatnonzero(kept)[-1]))
+    return token, float(np.log(kept[token] / cumulative[-1]))
 
 
 def _filtered(p: Probabilities, params: SamplingParams) -> Probabilities:

@@ -21,7 +21,7 @@ from retrograd.nn.attention import KeyValueStore
 from retrograd.nn.batch import Run, build_pass
 from retrograd.nn.head import HeadPlan
 from retrograd.nn.model import CausalLM
-from retrograd_hookspecs import RolloutError, Sampler, SamplingParams
+from retrograd_hookspecs import BatchSampler, RolloutError, Sampler, SamplingParams
 
 from .slots import Slot, Slots
 
@@ -250,10 +250,8 @@ class DecodingBatch:
         head, backend = self._model.head, self._model.backend
         logits = self._rows.get("logits", (len(slots), self._model.spec.vocabulary_size))
         head.logits(hidden, logits)
-        drawn: list[tuple[int, float]] = []
-        for slot, row in zip(slots, backend.to_host(logits), strict=True):
-            assert slot.occupant is not None
-            drawn.append(self._sampler.sample(row, slot.occupant.request.params, slot.occupant.rng))
+        sequences = [slot.occupant for slot in slots if slot.occupant is not None]
+        drawn = _sampled(self._sampler, backend.to_host(logits), sequences)
         if self._head_plan is not None:
             tokens = np.array([token for token, _ in drawn], dtype=np.int32)
             own = head.log_probabilities_of(logits, backend.from_host(tokens), self._head_plan)
@@ -281,6 +279,16 @@ class DecodingBatch:
             logp=np.array(sequence.logp, dtype=np.float64),
             finish="stop" if stopped else "length",
         )
+
+
+def _sampled(
+    sampler: Sampler, logits: npt.NDArray[Any], sequences: Sequence[Active]
+) -> list[tuple[int, float]]:
+    """Token and log-probability for each row of logits."""
+    params, rngs = [s.request.params for s in sequences], [s.rng for s in sequences]
+    if isinstance(sampler, BatchSampler):
+        return sampler.sample_batch(logits, params, rngs)
+    return [sampler.sample(*one) for one in zip(logits, params, rngs, strict=True)]
 
 
 @attrs.frozen(eq=False, kw_only=True)

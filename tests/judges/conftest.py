@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 from retrograd_hookspecs import JudgeGroup, JudgeMember, Message, Score
-from retrograd_plugins.judges._ruler import RulerJudge
-from retrograd_plugins.judges.ruler import RulerConfig
+from retrograd_plugins.judges._ruler import Ruler
+from retrograd_plugins.judges.ruler import RulerJudge
 
 from .server import JudgeServer
 
-MakeJudge = Callable[..., RulerJudge]
+MakeJudge = Callable[..., Ruler]
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def server() -> Iterator[JudgeServer]:
 def make(server: JudgeServer) -> MakeJudge:
     """`make(temperature=0.0, …)`: a judge of the server that does not wait long before a retry."""
 
-    def judge(*, key: str = "", **config: Any) -> RulerJudge:
+    def judge(*, key: str = "", **config: Any) -> Ruler:
         values = {"base_url": server.url, "model": "m"} | config
-        return RulerJudge(RulerConfig(**values), key, first_wait_secs=0.001)
+        return Ruler(RulerJudge(**values), key, first_wait_secs=0.001)
 
     return judge
 
@@ -49,7 +49,7 @@ def worths(*values: float) -> JudgeGroup:
     return group_of(*(f"answer {i} is worth {value}" for i, value in enumerate(values)))
 
 
-def judged(judge: RulerJudge, *groups: JudgeGroup) -> list[Sequence[Score]]:
+def judged(judge: Ruler, *groups: JudgeGroup) -> list[Sequence[Score]]:
     """Scores of groups judged at once; the judge is closed."""
 
     async def run() -> list[Sequence[Score]]:
@@ -67,7 +67,7 @@ def judged(judge: RulerJudge, *groups: JudgeGroup) -> list[Sequence[Score]]:
     return anyio.run(run)
 
 
-def values(judge: RulerJudge, group: JudgeGroup) -> list[float]:
+def values(judge: Ruler, group: JudgeGroup) -> list[float]:
     """Values of one group; fails with the reason if there are none."""
     [scores] = judged(judge, group)
     for score in scores:
@@ -75,7 +75,7 @@ def values(judge: RulerJudge, group: JudgeGroup) -> list[float]:
     return [score.value for score in scores]
 
 
-def reason(judge: RulerJudge, group: JudgeGroup) -> str:
+def reason(judge: Ruler, group: JudgeGroup) -> str:
     """Why a group has no verdict."""
     [scores] = judged(judge, group)
     assert {score.kind for score in scores} == {"error"}

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from typing import Any
 import anyio
 import pytest
 
+from retrograd.config import Document, read_table
 from retrograd.errors import ConfigError
 from retrograd.testing.judges import check_judge
 from retrograd_hookspecs import JudgeGroup, JudgeMember, Message, Score, ToolCall
-from retrograd_plugins.judges._command import CommandJudge
-from retrograd_plugins.judges.command import CommandJudgeConfig, find_program
+from retrograd_plugins.judges._command import JudgeProgram, as_record, read_scores
+from retrograd_plugins.judges._fixtures import read_fixtures
+from retrograd_plugins.judges.command import CommandJudge, find_program
+from retrograd_plugins.judges.ruler import RulerJudge
 
-from .conftest import group_of
+from .conftest import answers, group_of
 
 HEAD = """
 import json, os, sys, time
@@ -32,7 +36,7 @@ for line in sys.stdin:
 GOOD = "    reply(group)\n"
 GROUP = group_of("a", "b", "c")
 
-Make = Callable[..., CommandJudge]
+Make = Callable[..., JudgeProgram]
 
 
 @pytest.fixture
@@ -40,16 +44,16 @@ def make(tmp_path: Path) -> Make:
     """`make(body)`: a judge whose program runs `body` for each group."""
     numbers = iter(range(1000))
 
-    def judge(body: str, *, timeout_secs: float = 20.0) -> CommandJudge:
+    def judge(body: str, *, timeout_secs: float = 20.0) -> JudgeProgram:
         path = tmp_path / f"judge{next(numbers)}.py"
         path.write_text(HEAD + body)
-        config = CommandJudgeConfig(command=(sys.executable, str(path)), timeout_secs=timeout_secs)
-        return CommandJudge(config, sys.executable, tmp_path)
+        config = CommandJudge(command=(sys.executable, str(path)), timeout_secs=timeout_secs)
+        return JudgeProgram(config, sys.executable, tmp_path)
 
     return judge
 
 
-def score(judge: CommandJudge, *groups: JudgeGroup) -> list[Sequence[Score]]:
+def score(judge: JudgeProgram, *groups: JudgeGroup) -> list[Sequence[Score]]:
     """Scores of groups, one after another; the judge is closed."""
 
     async def run() -> list[Sequence[Score]]:
@@ -279,12 +283,33 @@ def test_programs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("command", [(), ("",), ("a\0b",)])
 def test_a_command_names_a_program(command: tuple[str, ...]) -> None:
     with pytest.raises(ValueError):
-        CommandJudgeConfig(command=command)
+        CommandJudge(command=command)
+
+
+def test_the_lines_on_the_page(tmp_path: Path) -> None:
+    """docs/judges.md shows what is sent and what is understood."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "judges.md").read_text()
+    blocks = [part.partition("```")[0].strip() for part in page.split("```json\n")[1:]]
+    sent, answered, fixture = blocks
+    opening = (Message(role="user", content="37 + 5?"),)
+    group = JudgeGroup(id="u3-p1", opening=opening, members=answers("42", "41"))
+    assert json.loads(sent) == as_record(group)
+    assert [score.value for score in read_scores(answered.encode(), group)] == [1.0, 0.0]
+    path = tmp_path / "f.jsonl"
+    path.write_text(fixture)
+    [read] = read_fixtures(path)
+    assert read.labels == (1.0, 0.3)
+    for table in page.split("```toml\n")[1:]:
+        values = tomllib.loads(table.partition("```")[0])
+        judge = Document.from_values(values).table("agent.judge")
+        classes: dict[str, type[Any]] = {"ruler": RulerJudge, "command": CommandJudge}
+        found = read_table(classes[values["agent"]["judge"]["type"]], judge, ignore=("type",))
+        assert not found.problems
 
 
 def test_nothing_is_passed_through_a_shell(tmp_path: Path) -> None:
-    config: Any = CommandJudgeConfig(command=("sh", "-c", "cat > /dev/null", "; touch x"), timeout_secs=1.0)
-    judge = CommandJudge(config, "/bin/sh", tmp_path)
+    config: Any = CommandJudge(command=("sh", "-c", "cat > /dev/null", "; touch x"), timeout_secs=1.0)
+    judge = JudgeProgram(config, "/bin/sh", tmp_path)
     [scores] = score(judge, GROUP)
     assert scores[0].kind == "error"
     assert os.listdir(tmp_path) == []

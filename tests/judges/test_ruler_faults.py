@@ -12,7 +12,7 @@ import pytest
 
 from retrograd.errors import ConfigError
 from retrograd_plugins.judges import _chat
-from retrograd_plugins.judges.ruler import RulerConfig, api_key
+from retrograd_plugins.judges.ruler import RulerJudge, api_key
 
 from .conftest import MakeJudge, judged, reason, values, worths
 from .server import (
@@ -356,7 +356,7 @@ def test_key(monkeypatch: pytest.MonkeyPatch, url: str, value: str | None, expec
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("JUDGE_KEY", value)
-    assert api_key(RulerConfig(base_url=url, model="m", api_key_env="JUDGE_KEY")) == expected
+    assert api_key(RulerJudge(base_url=url, model="m", api_key_env="JUDGE_KEY")) == expected
 
 
 @pytest.mark.parametrize(
@@ -368,6 +368,6 @@ def test_a_missing_key_is_refused_with_its_variable(
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     if value is not None:
         monkeypatch.setenv("JUDGE_KEY", value)
-    config = RulerConfig(base_url="https://127.0.0.1.example.com/v1", model="m", api_key_env="JUDGE_KEY")
+    config = RulerJudge(base_url="https://127.0.0.1.example.com/v1", model="m", api_key_env="JUDGE_KEY")
     with pytest.raises(ConfigError, match=message):
         api_key(config)

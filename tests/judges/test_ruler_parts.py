@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from retrograd.config import Document, read_table
 from retrograd_plugins.judges._transcripts import elide, permutation, seed_of, with_state
 from retrograd_plugins.judges._verdict_cache import VerdictCache
-from retrograd_plugins.judges.ruler import RulerConfig
+from retrograd_plugins.judges.ruler import RulerJudge
 
 from .conftest import MakeJudge, group_of, reason, values, worths
 from .server import JudgeServer
@@ -183,7 +183,7 @@ def refused() -> Callable[..., str]:
     def read(**keys: Any) -> str:
         values = {"base_url": "http://localhost:1/v1", "model": "m"} | keys
         document = Document.from_values({"agent": {"judge": values}})
-        return "\n".join(map(str, read_table(RulerConfig, document.table("agent.judge")).problems))
+        return "\n".join(map(str, read_table(RulerJudge, document.table("agent.judge")).problems))
 
     return read
 
@@ -224,7 +224,7 @@ def test_mistakes_name_the_key(refused: Callable[..., str], keys: dict[str, Any]
 
 def test_the_defaults_of_the_reference(refused: Callable[..., str]) -> None:
     assert refused() == ""
-    config = RulerConfig(base_url="https://x/v1", model="m")
+    config = RulerJudge(base_url="https://x/v1", model="m")
     assert (config.api_key_env, config.max_concurrency, config.timeout_secs) == ("OPENAI_API_KEY", 4, 120)
     assert (config.max_retries, config.temperature, config.cache_path) == (2, None, None)
     assert (config.strategy.mode, config.strategy.anchor, config.strategy.max_pairs) == ("auto", True, None)
@@ -238,7 +238,7 @@ def test_the_defaults_of_the_reference(refused: Callable[..., str]) -> None:
 def test_a_relative_cache_lies_beside_the_toml(tmp_path: Path) -> None:
     table = {"base_url": "http://x/v1", "model": "m", "cache_path": "verdicts.jsonl"}
     document = Document.from_values({"agent": {"judge": table}}, base_dir=tmp_path)
-    config = read_table(RulerConfig, document.table("agent.judge")).value
+    config = read_table(RulerJudge, document.table("agent.judge")).value
     assert config is not None
     assert config.cache_path == tmp_path / "verdicts.jsonl"
 

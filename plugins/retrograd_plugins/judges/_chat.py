@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from ._verdict_cache import VerdictCache
-    from .ruler import RulerConfig
+    from .ruler import RulerJudge
 
 T = TypeVar("T")
 ChatMessage = Mapping[str, str]
@@ -63,7 +63,7 @@ class ChatClient:
 
     def __init__(
         self,
-        config: RulerConfig,
+        config: RulerJudge,
         api_key: str,
         *,
         cache: VerdictCache | None = None,
@@ -284,7 +284,7 @@ class _Pool:
     limiter: Any
 
     @classmethod
-    def open(cls, config: RulerConfig, api_key: str) -> _Pool:
+    def open(cls, config: RulerJudge, api_key: str) -> _Pool:
         import anyio
         import httpx
 

@@ -15,16 +15,16 @@ from typing import Any
 from retrograd_hookspecs import JudgeGroup, JudgeMember, Message, Score
 from retrograd_plugins.rewards._process import FaultError, LineProcess, shorten
 
-from .command import CommandJudgeConfig
+from .command import CommandJudge
 
 GRACE_SECONDS = 5.0
 """How long the program may take to end after its stdin is closed."""
 
 
-class CommandJudge:
+class JudgeProgram:
     """Keeps the program and asks it about one group after another."""
 
-    def __init__(self, config: CommandJudgeConfig, executable: str, directory: Path) -> None:
+    def __init__(self, config: CommandJudge, executable: str, directory: Path) -> None:
         from anyio.lowlevel import RunVar
 
         self._config = config

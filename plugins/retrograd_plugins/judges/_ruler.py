@@ -29,7 +29,7 @@ from ._replies import (
 )
 from ._transcripts import content_of, elide, permutation, seed_of, transcript, with_state
 from ._verdict_cache import VerdictCache
-from .ruler import RulerConfig
+from .ruler import RulerJudge
 
 T = TypeVar("T")
 
@@ -63,10 +63,10 @@ class _Case:
         return self.seed[:12]
 
 
-class RulerJudge:
+class Ruler:
     """Scores groups. `first_wait_secs` is the wait before the first retry; each further one doubles it."""
 
-    def __init__(self, config: RulerConfig, api_key: str, *, first_wait_secs: float = 0.5) -> None:
+    def __init__(self, config: RulerJudge, api_key: str, *, first_wait_secs: float = 0.5) -> None:
         self._config = config
         self._cache = VerdictCache(config.cache_path) if config.cache_path is not None else None
         self._chat = ChatClient(config, api_key, cache=self._cache, first_wait_secs=first_wait_secs)

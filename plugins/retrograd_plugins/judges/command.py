@@ -30,8 +30,8 @@ from retrograd_hookspecs import BuildContext, Component, ConfigError, Judge, Pro
 
 
 @attrs.frozen(kw_only=True)
-class CommandJudgeConfig:
-    """Keys of a `judge` table with `type = "command"`."""
+class CommandJudge:
+    """Keys of a `judge` table with `type = "command"`; in Python, `judge=CommandJudge(command=(…,))`."""
 
     command: tuple[str, ...] = key(
         doc="Judge program, as an argument list; run directly, never through a shell."
@@ -67,19 +67,19 @@ def find_program(name: str, directory: Path) -> str:
     return found
 
 
-def _build(config: CommandJudgeConfig, context: BuildContext) -> Judge:
-    from ._command import CommandJudge
+def _build(config: CommandJudge, context: BuildContext) -> Judge:
+    from ._command import JudgeProgram
 
-    return CommandJudge(config, find_program(config.command[0], context.base_dir), context.base_dir)
+    return JudgeProgram(config, find_program(config.command[0], context.base_dir), context.base_dir)
 
 
 @hookimpl
-def retrograd_judges() -> list[Component[CommandJudgeConfig, Judge]]:
+def retrograd_judges() -> list[Component[CommandJudge, Judge]]:
     """`command`."""
     return [
         Component(
             name="command",
-            config=CommandJudgeConfig,
+            config=CommandJudge,
             build=_build,
             summary="A program of yours judges groups, over JSON lines.",
             requires=("anyio",),

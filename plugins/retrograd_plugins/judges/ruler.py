@@ -75,11 +75,11 @@ class RulerStrategy:
 class RulerContext:
     """How much of a group the model sees. A cut is in the middle and leaves a mark."""
 
-    max_request_chars: int = key(60_000, minimum=1_000, doc="Characters of a request.", unit="characters")
+    max_request_chars: int = key(60_000, minimum=1_000, doc="Longest request.", unit="characters")
     max_trajectory_chars: int = key(
-        8_000, minimum=200, doc="Characters of one member, final state included.", unit="characters"
+        8_000, minimum=200, doc="Most of one member, its final state included.", unit="characters"
     )
-    max_message_chars: int = key(2_000, minimum=100, doc="Characters of one message.", unit="characters")
+    max_message_chars: int = key(2_000, minimum=100, doc="Most of one message.", unit="characters")
     head_ratio: float = key(
         0.4, minimum=0.0, maximum=1.0, doc="Share of an elided message kept from its start."
     )
@@ -103,8 +103,8 @@ class RulerCompaction:
 
 
 @attrs.frozen(kw_only=True)
-class RulerConfig:
-    """Keys of a `judge` table with `type = "ruler"`."""
+class RulerJudge:
+    """Keys of a `judge` table with `type = "ruler"`; in Python, `judge=RulerJudge(base_url=…, model=…)`."""
 
     base_url: str = key(doc="Endpoint, e.g. `https://api.openai.com/v1`.")
     model: str = key(doc="Model name sent with each request.")
@@ -180,7 +180,7 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def api_key(config: RulerConfig) -> str:
+def api_key(config: RulerJudge) -> str:
     """The key from the environment; "" for a server on this machine that was given none.
 
     Raises: `ConfigError` that names the variable if it is not set, empty, or cannot be sent as a header.
@@ -205,13 +205,13 @@ def api_key(config: RulerConfig) -> str:
     )
 
 
-def _build(config: RulerConfig, context: BuildContext) -> Judge:
-    from ._ruler import RulerJudge
+def _build(config: RulerJudge, context: BuildContext) -> Judge:
+    from ._ruler import Ruler
 
-    return RulerJudge(config, api_key(config))
+    return Ruler(config, api_key(config))
 
 
-def _check(config: RulerConfig, table: Any, run: Any) -> Iterable[Problem]:
+def _check(config: RulerJudge, table: Any, run: Any) -> Iterable[Problem]:
     """The cache is a file in a directory that can be written to."""
     path = config.cache_path
     if path is not None and path.is_dir():
@@ -224,12 +224,12 @@ def _check(config: RulerConfig, table: Any, run: Any) -> Iterable[Problem]:
 
 
 @hookimpl
-def retrograd_judges() -> list[Component[RulerConfig, Judge]]:
+def retrograd_judges() -> list[Component[RulerJudge, Judge]]:
     """`ruler`."""
     return [
         Component(
             name="ruler",
-            config=RulerConfig,
+            config=RulerJudge,
             build=_build,
             check=_check,
             summary="An OpenAI-compatible model scores the members of a group relative to each other.",

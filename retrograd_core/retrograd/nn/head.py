@@ -81,8 +81,8 @@ class Head:
     ) -> tuple[npt.NDArray[np.floating[Any]], Any]:
         """x (n, E), targets int32 (n,) to log p(target) on the host and logsumexp on the device, (n,).
 
-        `gradients` prepares `backward`: with each tile the sum Σ softmax · W goes along, scaled by the running
-        maximum as the sum of the softmax itself, so that no logit is computed a second time.
+        `gradients` prepares `backward`: with each tile the sum Σ softmax · W goes along, scaled by the
+        running maximum as the sum of the softmax itself, so that no logit is computed a second time.
         """
         normed = self.normed(x)
         highest, total, target_logit = self._running(x.shape[0])

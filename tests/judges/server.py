@@ -189,6 +189,12 @@ def status(code: int, message: str = "no", **headers: str) -> Behaviour:
     return lambda handler, request: handler.send(code, body, named)
 
 
+def cut(handler: Handler, request: Request) -> None:
+    """A whole verdict that claims to have been cut at the token limit."""
+    body = completion(verdict(request)).replace(b'"finish_reason": "stop"', b'"finish_reason": "length"')
+    handler.send(200, body)
+
+
 def raw(body: bytes, content_type: str = "application/json", code: int = 200) -> Behaviour:
     """Any body."""
     return lambda handler, request: handler.send(code, body, {"Content-Type": content_type})

@@ -19,6 +19,7 @@ from .server import (
     Behaviour,
     JudgeServer,
     Request,
+    cut,
     drip,
     half_a_body,
     hang,
@@ -75,6 +76,7 @@ PASSING: dict[str, Behaviour] = {
     "no score": scored(lambda scores: [{"id": scores[0]["id"]}, *scores[1:]]),
     "an explanation that is no text": scored(lambda scores: [scores[0] | {"explanation": 3}, *scores[1:]]),
     "another object": says(lambda request: '{"winner": "1"}'),
+    "cut at the token limit": cut,
     "two verdicts": says(lambda r: verdict(r) + " or " + verdict(r).replace("0.9", "0.1")),
 }
 
@@ -136,7 +138,16 @@ def test_retry_after_is_bounded(
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7.0), ("0", 0.0), ("-3", 0.0), ("", 0.0), ("soon", 0.0), ("Mon, 01 Jan 2001 00:00:00 GMT", 0.0)],
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("-3", 0.0),
+        ("", 0.0),
+        ("1.5", 1.5),
+        ("inf", 0.0),
+        ("soon", 0.0),
+        ("Mon, 01 Jan 2001 00:00:00 GMT", 0.0),
+    ],
 )
 def test_retry_after_header(header: str, seconds: float) -> None:
     assert _chat.retry_after(header) == seconds

@@ -111,8 +111,8 @@ def _lines(
     names = ("kendall_tau", "spearman_rho", "self_kendall_tau", "self_spearman_rho", "self_mean_difference")
     lines.append(f"{'all':<{width}}  {'':<7}  {_row([total[name] for name in names])}".rstrip())
     lines.append(
-        f"{total['groups']} groups: {total['failed']} without a verdict,"
-        f" {total['without_order']} scored all alike (-), which the means leave out"
+        f"groups: {total['groups']}, without a verdict: {total['failed']},"
+        f" scored all alike (-, not in the means): {total['without_order']}"
     )
     if spent:
         lines.append("spent: " + ", ".join(f"{name} {value:g}" for name, value in spent.items() if value))

@@ -6,6 +6,7 @@ Source: OpenAI API reference, Create chat completion; RFC 9110 section 10.2.3, R
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -304,9 +305,11 @@ class _Pool:
 def retry_after(header: str) -> float:
     """Seconds that a Retry-After header asks for, as a number or a date; 0 if it says nothing sensible."""
     try:
-        return max(0.0, float(int(header)))
+        seconds = float(header)
     except ValueError:
         pass
+    else:
+        return max(0.0, seconds) if math.isfinite(seconds) else 0.0
     try:
         date = parsedate_to_datetime(header)
     except ValueError:
@@ -331,6 +334,8 @@ def _correction(text: str, error: ReplyError) -> list[ChatMessage]:
 
 def _content(choice: Mapping[str, Any]) -> str:
     """Text of a choice: a string, or the text parts of an array. Raises `ReplyError` if there is none."""
+    if choice.get("finish_reason") == "length":
+        raise ReplyError("the model's reply was cut at its token limit")
     message = choice.get("message")
     message = message if isinstance(message, dict) else {}
     content = message.get("content")

@@ -51,9 +51,10 @@ KINDS: dict[str, Kind] = {
         Kind(name="samplers", singular="sampler", gives="Sampler", pip_prefix="sampler"),
         Kind(name="rewards", singular="reward", gives="Reward", pip_prefix="reward"),
         Kind(name="judges", singular="judge", gives="Judge", pip_prefix="judge"),
-        Kind(name="environments", singular="environment", gives="Environment", pip_prefix="env"),
-        Kind(name="toolsets", singular="toolset", gives="Toolset", pip_prefix="tools"),
-        Kind(name="sandboxes", singular="sandbox", gives="Sandbox", pip_prefix="sandbox"),
+        Kind(name="environments", singular="environment", gives="EnvironmentProvider", pip_prefix="env"),
+        Kind(name="toolsets", singular="toolset", gives="ToolsetDefinition", pip_prefix="tools"),
+        Kind(name="tool_factories", singular="tool factory", gives="ToolFactory", pip_prefix="tool"),
+        Kind(name="sandboxes", singular="sandbox", gives="SandboxProvider", pip_prefix="sandbox"),
         Kind(name="datasets", singular="dataset", gives="Dataset", pip_prefix="dataset"),
         Kind(name="model_sources", singular="model source", gives="ModelSource", pip_prefix="source"),
         Kind(name="architectures", singular="architecture", gives="Architecture", pip_prefix="arch"),
@@ -111,6 +112,10 @@ class RegistrationHooks:
     @hookspec
     def retrograd_toolsets(self) -> Components | None:
         """Toolsets, by `agent.environment.tools`."""
+
+    @hookspec
+    def retrograd_tool_factories(self) -> Components | None:
+        """Makers of built-in tools, by `builtin.factory` of a tool's definition."""
 
     @hookspec
     def retrograd_sandboxes(self) -> Components | None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .training import AuditFinding
+
 Finish = Literal["stop", "length"]
 """How a turn ended: with a stop token, or cut at its budget."""
 
@@ -141,6 +143,28 @@ class RolloutGroup:
 
 
 @attrs.frozen(kw_only=True)
+class Scenario:
+    """A task of a scenario file. `origin` is `file:line`; `metadata` may hold `rubric` and `env`."""
+
+    id: str
+    user: str
+    system: str = ""
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    origin: str = ""
+
+    @property
+    def rubric(self) -> str:
+        """Grading criteria of its own for the judge; "" for the judge's."""
+        return str(self.metadata.get("rubric", ""))
+
+    @property
+    def env(self) -> Mapping[str, Any]:
+        """What the environment reads."""
+        env: Mapping[str, Any] = self.metadata.get("env") or {}
+        return env
+
+
+@attrs.frozen(kw_only=True)
 class ToolSpec:
     """A tool as the model sees it. `input_schema` is a JSON Schema object."""
 
@@ -152,7 +176,10 @@ class ToolSpec:
 
 @attrs.frozen(kw_only=True)
 class StepResult:
-    """What an action gave. `is_error` is an observation to the model, not an exception."""
+    """What an action gave. `is_error` is an observation to the model, not an exception.
+
+    `reward` is that of the step, None for none; `done` ends the episode.
+    """
 
     observation: str
     is_error: bool = False
@@ -161,47 +188,163 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """One isolated world; one instance a trajectory, closed on every path."""
+    """One isolated world; one instance a trajectory, closed on every path, cancellation included.
 
-    async def reset(self, scenario: Mapping[str, Any], seed: int) -> str | None:
-        """Start the scenario; an opening observation or None."""
+    An action that fails is a `StepResult` with `is_error`. A world that is broken (lost session, dead
+    container) raises `RolloutError`: that costs this trajectory alone. What the model sees is a
+    deterministic function of the scenario, the seed and the actions: no host name, path of the host, id,
+    duration or time.
+    """
+
+    async def reset(self, scenario: Scenario, seed: int) -> str | None:
+        """Start the scenario; an opening observation, which follows the user's message, or None."""
 
     async def tools(self) -> Sequence[ToolSpec]:
-        """The tools of this world."""
+        """The tools of this world, in a fixed order; asked for once, after `reset`."""
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
-        """Act."""
+        """Act. `name` is one of `tools()`, `arguments` fit its schema."""
+
+    async def grade(self) -> Score:
+        """The final reward once the episode has ended; of kind "missing" if the scenario has none, or its
+        rewards came with the steps."""
 
     async def state(self) -> str | None:
-        """Final state for the judge."""
+        """Final state for the judge, asked for once after `grade`; None if there is none to show."""
 
     async def close(self) -> None:
         """Release everything; may be called more than once."""
+
+
+class EnvironmentProvider(Protocol):
+    """Makes the worlds of a run's trajectories, and owns what they share (a pool, connections)."""
+
+    async def prepare(self, scenarios: Sequence[Scenario]) -> Sequence[AuditFinding]:
+        """Validate everything before the first rollout: scenarios, images, tools, reachability. Raises
+        `DataError` with every bad scenario, `ConfigError` or `RolloutError` where the service is not
+        there."""
+
+    async def acquire(self, scenario: Scenario) -> Environment:
+        """A world that is not started yet; may wait for a place. Raises `RolloutError` if there is none."""
+
+    def catalogue(self) -> Mapping[str, Sequence[ToolSpec]]:
+        """Tools by toolset name, as far as known without a world; for `tools list` and the run's
+        signature."""
+
+    def signature(self) -> Mapping[str, Any]:
+        """What must be equal for a checkpoint to be resumed, JSON-compatible: tools, scripts, images."""
+
+    async def warm_up(self, count: int) -> None:
+        """Make up to `count` worlds ready while the model trains; may do nothing."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Figures since the last call, without the prefix `env/`: `acquire_ms_mean`, …"""
+
+    async def close(self) -> None:
+        """Release everything; may be called more than once. Leaves nothing behind."""
+
+
+@attrs.frozen(kw_only=True)
+class ExecResult:
+    """What a command in a sandbox gave. `truncated` counts the bytes of output that were cut off."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    truncated: int = 0
 
 
 class Sandbox(Protocol):
-    """Somewhere to run commands and keep files."""
+    """Somewhere to run commands and keep files. Paths are absolute, or relative to the working directory.
+
+    A command that fails, or is killed at its deadline with all it started, is an `ExecResult`; a sandbox
+    that is broken raises `RolloutError`.
+    """
 
     async def exec(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_secs: float
-    ) -> tuple[int, bytes, bytes]:
-        """Exit code, stdout, stderr."""
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_secs: float | None = None
+    ) -> ExecResult:
+        """Run a command without a shell; None takes the sandbox's own deadline."""
 
-    async def read(self, path: str) -> bytes:
-        """Contents of a file."""
+    async def read(self, path: str, *, limit: int) -> bytes:
+        """At most `limit` bytes of a file. Raises `FileNotFoundError`, `IsADirectoryError`,
+        `PermissionError`."""
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file."""
+    async def write(self, files: Mapping[str, bytes]) -> None:
+        """Create or replace files, and the directories they are in. Raises `OSError`, `ENOSPC` included."""
 
     async def close(self) -> None:
         """Release everything; may be called more than once."""
 
 
-class Toolset(Protocol):
-    """Tools that run inside a sandbox."""
+class SandboxProvider(Protocol):
+    """Makes sandboxes: what the environments `container` and `local` differ in."""
 
-    def specs(self) -> Sequence[ToolSpec]:
-        """What the model sees, in a fixed order."""
+    async def prepare(self) -> Sequence[AuditFinding]:
+        """Check engine and image, remove what killed runs left. Raises `RolloutError`."""
 
-    async def call(self, sandbox: Sandbox, name: str, arguments: Mapping[str, Any]) -> StepResult:
-        """Run one call."""
+    async def acquire(self) -> Sandbox:
+        """A clean sandbox; waits for a place."""
+
+    def signature(self) -> Mapping[str, Any]:
+        """As `EnvironmentProvider.signature`."""
+
+    async def warm_up(self, count: int) -> None:
+        """As `EnvironmentProvider.warm_up`."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """As `EnvironmentProvider.metrics`."""
+
+    async def close(self) -> None:
+        """Release everything; may be called more than once."""
+
+
+class Tool(Protocol):
+    """A tool that acts in a sandbox. Stateless: one instance serves all trajectories."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What the model sees."""
+
+    async def call(self, sandbox: Sandbox, arguments: Mapping[str, Any]) -> StepResult:
+        """Act; `arguments` fit the schema. What goes wrong for the model is a result with `is_error`; a tool
+        that is itself broken raises `RolloutError`."""
+
+
+@attrs.frozen(kw_only=True)
+class ToolDefinition:
+    """A tool by `id@version`. It is made by `builtin` = {factory, params}, or runs `exec` = {argv, script,
+    protocol, timeout_secs} inside the sandbox."""
+
+    id: str
+    version: str
+    name: str = ""
+    """As the model calls it; the id if it is empty."""
+    description: str = ""
+    input_schema: Mapping[str, Any] = attrs.field(factory=dict)
+    builtin: Mapping[str, Any] | None = None
+    exec: Mapping[str, Any] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ToolsetDefinition:
+    """A toolset: included ones first, then its tools (one with the same id or name replaces), then `deny`.
+
+    What a component of the kind `toolsets` gives. `definitions` are tools that it brings along.
+    """
+
+    name: str
+    include: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    """`id` (the newest version) or `id@version`."""
+    deny: tuple[str, ...] = ()
+    """Exposed names; `*` is a wildcard."""
+    definitions: tuple[ToolDefinition, ...] = ()
+
+
+class ToolFactory(Protocol):
+    """Makes a built-in tool from a definition: what a component of the kind `tool_factories` gives."""
+
+    def make(self, definition: ToolDefinition) -> Tool:
+        """The tool. Raises `ConfigError` for parameters that it does not know."""

@@ -181,8 +181,8 @@ class StepReport:
     skipped: bool = False
     """The update was not applied (non-finite gradient); counted, never silent."""
     stalled: str = ""
-    """Why an update of a rollout algorithm took no optimizer step ("all rewards are equal"): `step` is then that
-    of the last one. "" for a report of a step."""
+    """Why an update of a rollout algorithm took no optimizer step ("all rewards are equal"): `step` is then
+    that of the last one. "" for a report of a step."""
     stop: str = ""
     """Why the run should end now, though not all steps are done; "" to go on."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -285,6 +286,7 @@ def test_no_file_descriptor_is_left(tmp_path: Path, mode: str) -> None:
         reward.close()
 
     life()
+    gc.collect()  # what other tests left
     before = psutil.Process().num_fds()
     for _ in range(5):
         life()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retrograd.observe.viewer import SCRIPTS
+
 from .entry_points import ROOT, modules_on_disk
 
 
@@ -40,6 +42,12 @@ def test_the_quickstart_has_its_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for file in ("quickstart.toml", "train.jsonl", "heldout.jsonl"):
         assert f"retrograd_plugins/quickstart_data/{file}" in names
+
+
+def test_the_page_of_a_recorded_run_has_its_sources(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    for file in ("page.html", "style.css", *SCRIPTS):
+        assert f"retrograd/observe/viewer/{file}" in names
 
 
 def test_entry_points_name_modules_of_the_wheel(wheel: Path) -> None:

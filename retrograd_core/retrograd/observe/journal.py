@@ -182,10 +182,11 @@ def is_recording(path: Path) -> bool:
 def _last_run(path: Path) -> dict[str, Any]:
     """The last `run` record of a file; empty if there is none."""
     last = b""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), path.open("rb") as file:
-        for line in file:
-            if line.startswith(_RUN):
-                last = line
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                if line.startswith(_RUN):
+                    last = line
     try:
         record = json.loads(last)
     except ValueError:

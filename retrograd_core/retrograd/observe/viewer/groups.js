@@ -185,7 +185,10 @@ class MembersPane {
     this.group = group;
     this.state = state;
     this.element.hidden = !group;
-    if (!group) return;
+    if (!group) {
+      this.list.set([], "");
+      return;
+    }
     this.head.replaceChildren(
       h("h2", {}, `Group ${group.group}`),
       h(

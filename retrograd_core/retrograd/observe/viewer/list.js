@@ -2,6 +2,8 @@
 
 const ROWS_AROUND = 6;
 
+let lists = 0;
+
 /** `draw(item)` makes the content of a row; every row is `height` pixels high. */
 class VirtualList {
   constructor({ label, height, draw, choose }) {
@@ -10,7 +12,8 @@ class VirtualList {
     this.choose = choose;
     this.items = [];
     this.selected = null;
-    this.sizer = h("div", { class: "sizer" });
+    this.id = `list-${(lists += 1)}`;
+    this.sizer = h("div", { class: "sizer", onclick: (event) => this.click(event) });
     this.element = h(
       "div",
       { class: "virtual", role: "listbox", tabindex: "0", "aria-label": label, onscroll: onceAFrame(() => this.render()) },
@@ -45,6 +48,14 @@ class VirtualList {
     else if (top + this.height > this.element.scrollTop + view) this.element.scrollTop = top + this.height - view;
   }
 
+  /** Rows may be drawn anew between press and release, so the place counts where no row was hit. */
+  click(event) {
+    const row = event.target.closest(".row");
+    const place = (event.clientY - this.sizer.getBoundingClientRect().top) / this.height;
+    const item = row ? this.items.find(({ key }) => key === row.dataset.key) : this.items[Math.floor(place)];
+    if (item) this.choose(item);
+  }
+
   render() {
     const { scrollTop, clientHeight } = this.element;
     const first = Math.max(0, Math.floor(scrollTop / this.height) - ROWS_AROUND);
@@ -63,12 +74,11 @@ class VirtualList {
       {
         class: "row",
         role: "option",
-        id: `row-${index}`,
+        id: `${this.id}-${index}`,
         "data-key": item.key,
         "aria-selected": String(item.key === this.selected),
         "aria-posinset": index + 1,
         "aria-setsize": this.items.length,
-        onclick: () => this.choose(item),
       },
       this.draw(item),
     );

@@ -9,15 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrograd_plugins.algorithms._critic import CriticConfig
+    from retrograd_plugins.algorithms._sampling import SamplingConfig
+    from retrograd_plugins.algorithms.grpo import GRPOConfig
+    from retrograd_plugins.algorithms.ppo import PPOConfig
     from retrograd_plugins.algorithms.sft import SftConfig
+    from retrograd_plugins.judges.command import CommandJudge
+    from retrograd_plugins.judges.ruler import RulerJudge
     from retrograd_plugins.trainables.lora import LoraConfig
 
+    from .batch_training import AnswerGroup
     from .config import EvaluationConfig, TrainingConfig
     from .errors import ConfigError, DataError, RetrogradError
     from .run import RunResult
     from .trainer import Trainer
 
 _EXPORTS = {
+    "AnswerGroup": "retrograd.batch_training",
+    "CommandJudge": "retrograd_plugins.judges.command",
+    "CriticConfig": "retrograd_plugins.algorithms._critic",
+    "GRPOConfig": "retrograd_plugins.algorithms.grpo",
+    "PPOConfig": "retrograd_plugins.algorithms.ppo",
+    "RulerJudge": "retrograd_plugins.judges.ruler",
+    "SamplingConfig": "retrograd_plugins.algorithms._sampling",
     "ConfigError": "retrograd.errors",
     "DataError": "retrograd.errors",
     "EvaluationConfig": "retrograd.config",
@@ -31,12 +45,19 @@ _EXPORTS = {
 """The facade: the one place in the core that names plugin modules."""
 
 __all__ = [
+    "AnswerGroup",
+    "CommandJudge",
     "ConfigError",
+    "CriticConfig",
     "DataError",
     "EvaluationConfig",
+    "GRPOConfig",
     "LoraConfig",
+    "PPOConfig",
     "RetrogradError",
+    "RulerJudge",
     "RunResult",
+    "SamplingConfig",
     "SftConfig",
     "Trainer",
     "TrainingConfig",

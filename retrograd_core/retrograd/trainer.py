@@ -13,18 +13,21 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import attrs
 import numpy as np
 
 from retrograd_hookspecs import (
+    ComponentTable,
     ConfigError,
     Message,
+    PolicyObjective,
     Problem,
     RetrogradError,
     SamplingParams,
@@ -32,12 +35,16 @@ from retrograd_hookspecs import (
     hookimpl,
 )
 
-from .assembly import assemble
-from .config import Document, TrainingConfig
+from .assembly import Assembly, assemble
+from .config import Document, TrainingConfig, keys_of
+from .config.keys import optional_arms
 from .config.resolved import to_table
 from .progress import Reporter, SilentReporter
 from .run import RunResult
 from .session import make_run
+
+if TYPE_CHECKING:
+    from .batch_training import AnswerGroup, BatchTraining
 
 Records = str | Path | Iterable[Mapping[str, Any]]
 """A file, or records as a chat JSONL would hold them."""
@@ -78,6 +85,8 @@ class Trainer:
         self._reporter = reporter or SilentReporter()
         self._directory = tempfile.TemporaryDirectory(prefix="retrograd-")
         self._closed = False
+        self._modules: list[str] = []
+        self._batches: BatchTraining | None = None
         # `fit` completes [evaluation] with the data.
         values = {table: keys for table, keys in self._values.items() if table != "evaluation"}
         self._assembly = assemble(Document.from_values(values), algorithm=False)
@@ -94,6 +103,8 @@ class Trainer:
     def close(self) -> None:
         """Release the model and temporary files; may be called more than once."""
         self._closed = True
+        for name in self._modules:
+            sys.modules.pop(name, None)
         self._directory.cleanup()
 
     def fit(
@@ -117,6 +128,70 @@ class Trainer:
         if evaluation is not None:
             tables["evaluation"] = {"data": self._file(evaluation, "held-out")}
         return self._run("sft", tables, callback)
+
+    def fit_grpo(
+        self,
+        config: Any,
+        *,
+        evaluation: Records | None = None,
+        callback: Callable[[StepReport], None] | None = None,
+    ) -> RunResult:
+        """Learn from rewards by comparing answers to a prompt, from the adapter's present state.
+
+        Args:
+            config: `retrograd.GRPOConfig`. `prompts` may be records, `reward` a function (see the reward
+                `python`), `judge` an object such as `retrograd.RulerJudge(...)`.
+            evaluation: held-out prompts.
+            callback: called after every optimizer step, in this thread.
+        """
+        return self._fit("grpo", config, evaluation, callback)
+
+    def fit_ppo(
+        self,
+        config: Any,
+        *,
+        evaluation: Records | None = None,
+        callback: Callable[[StepReport], None] | None = None,
+    ) -> RunResult:
+        """Learn from rewards with a value head. `config`: `retrograd.PPOConfig`; else as `fit_grpo`."""
+        return self._fit("ppo", config, evaluation, callback)
+
+    def train_grpo_batch(
+        self,
+        groups: Sequence[AnswerGroup],
+        *,
+        max_new_tokens: int,
+        clip_range_low: float = 0.2,
+        clip_range_high: float = 0.28,
+        epochs: int = 1,
+        baseline: Literal["mean", "leave_one_out"] = "mean",
+        importance_sampling_level: Literal["token", "sequence"] = "token",
+    ) -> dict[str, float]:
+        """One update on answers that were written and scored elsewhere; its metrics.
+
+        The optimizer goes on from batch to batch. Groups whose rewards are all equal teach nothing and are
+        left out; if none is left, nothing changes, and `batch/groups_trained` is 0.
+
+        Args:
+            max_new_tokens: what the loss is divided by, apart from the number of answers.
+            epochs: optimizer steps.
+
+        Raises: `DataError` for a group that cannot be used.
+        """
+        self._require_open()
+        if self._batches is None:
+            from .batch_training import BatchTraining
+
+            self._batches = BatchTraining(self._batch_assembly())
+        return self._batches.train(
+            groups,
+            max_new_tokens=max_new_tokens,
+            objective=PolicyObjective(
+                clip_low=clip_range_low, clip_high=clip_range_high, level=importance_sampling_level
+            ),
+            epochs=epochs,
+            baseline=baseline,
+        )
 
     def save_adapter(self, path: str | Path) -> None:
         """Write the LoRA GGUF, atomically."""
@@ -178,9 +253,74 @@ class Trainer:
 
         return answer(self._assembly, prompt, SamplingParams(**sampling))
 
-    def _run(
-        self, algorithm: str, tables: Mapping[str, Any], callback: Callable[[StepReport], None] | None
+    def _fit(
+        self,
+        algorithm: str,
+        config: Any,
+        evaluation: Records | None,
+        callback: Callable[[StepReport], None] | None,
     ) -> RunResult:
+        self._require_open()
+        tables: dict[str, Any] = {algorithm: self._table(config)}
+        if evaluation is not None:
+            tables["evaluation"] = {"data": self._file(evaluation, "held-out")}
+        return self._run(algorithm, tables, callback)
+
+    def _table(self, config: Any) -> dict[str, Any]:
+        """A configuration object as its table; what only Python can give becomes a file, a name or a
+        table."""
+        given: dict[str, Any] = {}
+        for key in keys_of(type(config)):
+            value = getattr(config, key.name)
+            if callable(value):
+                given[key.name] = f"python:{self._module(value)}:function"
+            elif Path in optional_arms(key.type) and value is not None and not isinstance(value, str | Path):
+                given[key.name] = self._file(value, key.name)
+            elif ComponentTable in optional_arms(key.type) and attrs.has(type(value)):
+                given[key.name] = {"type": self._component_name(value), **to_table(value, defaults=False)}
+        plain = attrs.evolve(config, **dict.fromkeys(given)) if given else config
+        return {**to_table(plain, defaults=False), **given}
+
+    def _component_name(self, config: Any) -> str:
+        for kind in ("judges", "environments"):
+            for registered in self._assembly.session.components(kind):
+                if registered.component.config is type(config):
+                    return registered.component.name
+        raise ConfigError(
+            [Problem(where="Trainer", message=f"{type(config).__name__} configures no judge or environment")]
+        )
+
+    def _module(self, function: Callable[..., Any]) -> str:
+        """Name of a module that holds a function, so that a configuration can name it."""
+        name = f"retrograd_trainer_{id(self)}_{len(self._modules)}"
+        module = ModuleType(name)
+        module.function = function  # type: ignore[attr-defined]
+        sys.modules[name] = module
+        self._modules.append(name)
+        return name
+
+    def _batch_assembly(self) -> Assembly:
+        """A run of grpo whose prompts and reward are never used: its loss and its optimizer are."""
+        from retrograd_hookspecs import Score
+
+        prompts = self._file([{"messages": [{"role": "user", "content": "unused"}]}], "unused")
+        sampling = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 1, "seed": 0}
+        unused = f"python:{self._module(lambda prompt, completion: Score(kind='missing'))}:function"
+        table = {
+            "prompts": prompts,
+            "reward": unused,
+            "updates": 1,
+            "prompts_per_update": 1,
+            "group_size": 2,
+            "grpo_epochs": 1,
+            "clip_range_low": 0.2,
+            "clip_range_high": 0.2,
+            "kl_coefficient": 0.0,
+            "sampling": sampling,
+        }
+        return self._assembled("grpo", {"grpo": table})
+
+    def _assembled(self, algorithm: str, tables: Mapping[str, Any]) -> Assembly:
         output = Path(self._directory.name) / "adapter.gguf"
         values = _joined(
             self._values, {"run": {"algorithm": algorithm}, "output": {"path": str(output)}, **tables}
@@ -188,6 +328,12 @@ class Trainer:
         assembly = assemble(Document.from_values(values))
         for name, part in self._assembly.services.built():
             assembly.services.provide(name, part)
+        return assembly
+
+    def _run(
+        self, algorithm: str, tables: Mapping[str, Any], callback: Callable[[StepReport], None] | None
+    ) -> RunResult:
+        assembly = self._assembled(algorithm, tables)
         if callback is not None:
             assembly.session.register(_Callback(callback), "callback")
         return make_run(assembly, self._reporter).execute()

@@ -58,7 +58,6 @@ from retrograd_hookspecs import (
     Component,
     ComponentTable,
     ConfigTable,
-    Judge,
     PolicyObjective,
     Problem,
     Rollout,
@@ -69,10 +68,11 @@ from retrograd_hookspecs import (
 )
 
 from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
+from ._judging import Judging
 from ._kl import KlCoefficient, KlScheduleConfig
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
-from ._rollouts import Draw, dropped_reasons, judge_groups
+from ._rollouts import Draw, why_lost, why_stalled
 from ._sampling import NeutralSamplingConfig
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class DynamicSamplingConfig:
 
 
 @attrs.frozen(kw_only=True)
-class GrpoConfig(RewardKeys):
+class GRPOConfig(RewardKeys):
     """Group relative policy optimization."""
 
     prompts: Path = key(doc="Chat JSONL prompts.", input=True)
@@ -159,7 +159,7 @@ class Grpo(RolloutAlgorithm):
     """The algorithm; prompts are read by `prepare`."""
 
     def __init__(
-        self, config: GrpoConfig, parts: Parts, *, reference: Reference | None, judge: Judge | None
+        self, config: GRPOConfig, parts: Parts, *, reference: Reference | None, judging: Judging | None
     ) -> None:
         super().__init__(
             parts,
@@ -168,14 +168,13 @@ class Grpo(RolloutAlgorithm):
             epochs=config.grpo_epochs,
             params=config.sampling.params(),
             template_variables=config.template_variables,
-            judged=judge is not None,
+            judged=judging is not None,
         )
         self.answers_per_update = config.prompts_per_update * config.group_size
         self._config = config
         self._reference = reference
-        self._judge = judge
+        self._judging = judging
         self._kl = KlCoefficient(config.kl_coefficient, config.kl_schedule or KlScheduleConfig())
-        self._portal: Any = None
 
     def next_draws(self, *, advance: bool = True, count: int | None = None) -> list[Draw]:
         """The next prompts, `prompts_per_update` unless `count` says otherwise."""
@@ -220,7 +219,8 @@ class Grpo(RolloutAlgorithm):
             useful += [group for group in drawn if not group.dropped]
             if not config.dynamic_sampling:
                 break
-        self._check_judge_drops(groups)
+        if self._judging is not None:
+            self._judging.check_drops(groups, self.update_number + 1)
         batch = None
         if useful:
             members = [[r for r in group.members if not r.excluded] for group in useful]
@@ -230,8 +230,9 @@ class Grpo(RolloutAlgorithm):
         metrics = self.collected_metrics(groups, **seconds)
         metrics["batch/groups_trained"] = float(len(useful))
         metrics["policy/kl_coefficient"] = self._kl.at(self.update_number)
-        metrics |= self._judge_metrics(groups)
-        return Collected(groups=groups, metrics=metrics, batch=batch, stalled=_why(groups))
+        if self._judging is not None:
+            metrics |= self._judging.metrics(groups)
+        return Collected(groups=groups, metrics=metrics, batch=batch, stalled=why_stalled(groups))
 
     def objective(self) -> PolicyObjective:
         """The clip range, and the coefficient of this update."""
@@ -270,12 +271,12 @@ class Grpo(RolloutAlgorithm):
 
     def close(self) -> None:
         """End the reward and the judge."""
-        super().close()
-        if self._portal is not None:
-            assert self._judge is not None
-            self._portal[1].call(self._judge.close)
-            self._portal[0].__exit__(None, None, None)
-            self._portal = None
+        judging, self._judging = self._judging, None
+        try:
+            super().close()
+        finally:
+            if judging is not None:
+                judging.close()
 
     def _finish_rewards(self, groups: Sequence[RolloutGroup]) -> float:
         """Leave out what cannot be trained, add penalty and verdict to the rewards; the judge's seconds."""
@@ -285,15 +286,14 @@ class Grpo(RolloutAlgorithm):
         for group in groups:
             for rollout in group.members:
                 if rollout.reward.kind != "value":
-                    reason = rollout.reward.explanation
-                    rollout.excluded = f"reward {rollout.reward.kind}{f': {reason}' if reason else ''}"
+                    rollout.excluded = why_lost(rollout)
                 elif config.mask_truncated and rollout.finish == "length":
                     rollout.excluded = "truncated"
                 if rollout.reward.kind == "value":
                     rollout.total = rollout.reward.value
             if sum(not rollout.excluded for rollout in group.members) < 2:
                 group.dropped = f"fewer than two answers are left: {_first_exclusion(group.members)}"
-        seconds = self._add_verdicts(groups)
+        seconds = self._judging.add_verdicts(groups) if self._judging is not None else 0.0
         if config.overlong_penalty is not None:
             for rollout in (r for group in groups for r in group.members if r.total is not None):
                 [penalty] = overlong_penalty(
@@ -304,32 +304,6 @@ class Grpo(RolloutAlgorithm):
                 )
                 rollout.total = (rollout.total or 0.0) + float(penalty)
         return seconds
-
-    def _add_verdicts(self, groups: Sequence[RolloutGroup]) -> float:
-        if self._judge is None:
-            return 0.0
-        started = time.perf_counter()
-        if self._portal is None:
-            from anyio.from_thread import start_blocking_portal
-
-            opened = start_blocking_portal()
-            self._portal = (
-                opened,
-                opened.__enter__(),
-            )  # one event loop for the whole run: connections are kept
-        self._portal[1].call(judge_groups, self._judge, groups)
-        for group in groups:
-            failed = group.dropped.startswith("judge failed")
-            if failed and self._config.judge_failure == "fail":
-                raise RolloutError(
-                    f'{group.source}: {group.dropped}; judge_failure = "drop_group" would leave the group out'
-                )
-            for rollout in group.members:
-                if not group.dropped and rollout.judgement is not None and rollout.total is not None:
-                    weight = rollout.reward.judge_weight
-                    weight = self._config.judge_weight if weight is None else weight
-                    rollout.total += (weight or 0.0) * rollout.judgement.value
-        return time.perf_counter() - started
 
     def _take_advantages(self, group: RolloutGroup) -> None:
         from retrograd.advantages import group_advantages
@@ -358,56 +332,33 @@ class Grpo(RolloutAlgorithm):
         batch.add_reference(self._reference)
         return time.perf_counter() - started
 
-    def _check_judge_drops(self, groups: Sequence[RolloutGroup]) -> None:
-        failed = [group for group in groups if group.dropped.startswith("judge failed")]
-        share, most = len(failed) / len(groups), self._config.max_judge_dropped_fraction
-        if share > most:
-            raise RolloutError(
-                f"the judge failed for {len(failed)} of {len(groups)} groups of update"
-                f" {self.update_number + 1}, more than max_judge_dropped_fraction = {most:g};"
-                f" {failed[0].dropped}"
-            )
-
-    def _judge_metrics(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        if self._judge is None:
-            return {}
-        failed = sum(group.dropped.startswith("judge failed") for group in groups)
-        verdicts = [[r.judgement.value for r in g.members if r.judgement is not None] for g in groups]
-        judged = [values for values in verdicts if values]
-        own: Mapping[str, float] = getattr(self._judge, "metrics", dict)()
-        metrics = {f"judge/{name}": float(value) for name, value in own.items()}
-        metrics["judge/failed_fraction"] = failed / len(groups)
-        if judged:
-            metrics["judge/degenerate_group_fraction"] = sum(len(set(v)) == 1 for v in judged) / len(judged)
-            metrics["judge/score_mean"] = float(np.mean(np.concatenate(judged)))
-        return metrics
-
 
 def _first_exclusion(members: Sequence[Rollout]) -> str:
     return next((rollout.excluded for rollout in members if rollout.excluded), "none has a reward")
 
 
-def _why(groups: Sequence[RolloutGroup]) -> str:
-    """Why no group of an update can be trained: `8 groups: all rewards are equal`."""
-    reasons = [f"{count} groups: {reason}" for reason, count in dropped_reasons(groups).items()]
-    return "; ".join(reasons)
-
-
-def _build(config: GrpoConfig, context: BuildContext) -> Algorithm:
+def _build(config: GRPOConfig, context: BuildContext) -> Algorithm:
     run = context.config
-    judge = context.build("judges", config.judge.type) if config.judge is not None else None
+    judging = None
+    if config.judge is not None and config.judge_weight is not None:
+        judging = Judging(
+            context.build("judges", config.judge.type),
+            weight=config.judge_weight,
+            failure=config.judge_failure,
+            max_dropped_fraction=config.max_judge_dropped_fraction,
+        )
     parts = Parts(
         **{name: context.service(name) for name in Parts.NEEDS},
         loss=context.build("losses", config.loss),
-        reward=build_reward(config, context, allow_judge_weight=judge is not None),
+        reward=build_reward(config, context, allow_judge_weight=judging is not None),
         training=run.training,
         evaluation=run.evaluation,
     )
     reference = context.service("reference") if config.kl_coefficient > 0 else None
-    return Grpo(config, parts, reference=reference, judge=judge)
+    return Grpo(config, parts, reference=reference, judging=judging)
 
 
-def _check(config: GrpoConfig, table: ConfigTable, run: Any) -> list[Problem]:
+def _check(config: GRPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
     problems = check_reward(config, table)
 
     def add(name: str, message: str, hint: str = "") -> None:
@@ -443,12 +394,12 @@ def _check(config: GrpoConfig, table: ConfigTable, run: Any) -> list[Problem]:
 
 
 @hookimpl
-def retrograd_algorithms() -> list[Component[GrpoConfig, Algorithm]]:
+def retrograd_algorithms() -> list[Component[GRPOConfig, Algorithm]]:
     """`grpo`."""
     return [
         Component(
             name="grpo",
-            config=GrpoConfig,
+            config=GRPOConfig,
             build=_build,
             summary="Learning from rewards: answers to a prompt are compared with each other.",
             source="Shao et al. 2024, equation 3; Liu et al. 2025, section 3.2; Yu et al. 2025, equation 8",

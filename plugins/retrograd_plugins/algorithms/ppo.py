@@ -64,12 +64,12 @@ from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
 from ._critic import Critic, CriticConfig
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
-from ._rollouts import Draw
+from ._rollouts import Draw, why_lost
 from ._sampling import SamplingConfig
 
 
 @attrs.frozen(kw_only=True)
-class PpoConfig(RewardKeys):
+class PPOConfig(RewardKeys):
     """Proximal policy optimization."""
 
     prompts: Path = key(doc="Chat JSONL prompts.", input=True)
@@ -91,7 +91,7 @@ class PpoConfig(RewardKeys):
 class Ppo(RolloutAlgorithm):
     """The algorithm; prompts are read by `prepare`."""
 
-    def __init__(self, config: PpoConfig, parts: Parts) -> None:
+    def __init__(self, config: PPOConfig, parts: Parts) -> None:
         super().__init__(
             parts,
             prompts=config.prompts,
@@ -127,8 +127,7 @@ class Ppo(RolloutAlgorithm):
             if rollout.reward.kind == "value":
                 rollout.total = rollout.reward.value
             else:
-                reason = rollout.reward.explanation
-                rollout.excluded = f"reward {rollout.reward.kind}{f': {reason}' if reason else ''}"
+                rollout.excluded = why_lost(rollout)
         self.parts.rollouts_ready(groups)
         kept = [group for group in groups if not group.members[0].excluded and not group.dropped]
         members = [group.members[0] for group in kept]
@@ -210,7 +209,7 @@ def _why(groups: Sequence[RolloutGroup], members: Sequence[Rollout]) -> str:
     return f"{len(members)} answers: all rewards are equal"
 
 
-def _build(config: PpoConfig, context: BuildContext) -> Algorithm:
+def _build(config: PPOConfig, context: BuildContext) -> Algorithm:
     run = context.config
     parts = Parts(
         **{name: context.service(name) for name in Parts.NEEDS},
@@ -222,17 +221,17 @@ def _build(config: PpoConfig, context: BuildContext) -> Algorithm:
     return Ppo(config, parts)
 
 
-def _check(config: PpoConfig, table: ConfigTable, run: Any) -> list[Problem]:
+def _check(config: PPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
     return check_reward(config, table)
 
 
 @hookimpl
-def retrograd_algorithms() -> list[Component[PpoConfig, Algorithm]]:
+def retrograd_algorithms() -> list[Component[PPOConfig, Algorithm]]:
     """`ppo`."""
     return [
         Component(
             name="ppo",
-            config=PpoConfig,
+            config=PPOConfig,
             build=_build,
             summary="Learning from rewards with a value head.",
             source="Schulman et al. 2017, Proximal Policy Optimization, equation 7",

@@ -249,7 +249,7 @@ class DecodingBatch:
             return []
         head, backend = self._model.head, self._model.backend
         logits = self._rows.get("logits", (len(slots), self._model.spec.vocabulary_size))
-        head.logits(hidden, logits)
+        head.logits(hidden, logits, self._head_plan)
         sequences = [slot.occupant for slot in slots if slot.occupant is not None]
         drawn = _sampled(self._sampler, backend.to_host(logits), sequences)
         if self._head_plan is not None:

@@ -51,10 +51,18 @@ class Head:
         self.norm.forward(x, out, self._scratch.rows("head.rstd", x.shape[0]))
         return out
 
-    def logits(self, x: Any, out: Any) -> None:
-        """x (n, E) of the residual stream to out (n, V), capped."""
+    def logits(self, x: Any, out: Any, plan: HeadPlan | None = None) -> None:
+        """x (n, E) of the residual stream to out (n, V), capped. With a `plan` by its tiles, so that the
+        bits are those of `log_probabilities` with any kernel."""
         multiply = self._few if self.few_rows else self._matmul
-        multiply(self.normed(x), self.weight, out)
+        normed = self.normed(x)
+        if plan is None:
+            multiply(normed, self.weight, out)
+        else:
+            for start, weight in self._tiles(plan):
+                tile = self._tile(x.shape[0], weight, plan)
+                multiply(normed, weight, tile)
+                out[:, start : start + weight.rows] = tile
         if self._softcap > 0.0:
             # The kernel caps in place on its way; what else it computes is not needed here.
             targets = self._backend.from_host(np.zeros(x.shape[0], dtype=np.int32))

@@ -129,8 +129,8 @@ class GroupsPane {
 
   draw(group) {
     const badges = [
-      group.split === "eval" ? badge("held-out", "note") : null,
-      group.replaced ? badge("replaced", "note") : null,
+      group.split === "eval" ? badge("held-out", "info") : null,
+      group.replaced ? badge("replaced", "info") : null,
       group.dropped ? badge(group.dropped, "muted") : null,
       group.truncated ? badge(`${group.truncated} cut`, "warn") : null,
       group.errors ? badge(plural(group.errors, "error"), "bad") : null,
@@ -142,10 +142,9 @@ class GroupsPane {
         h("b", { class: "update", title: `Update ${group.update}` }, String(group.update)),
         h("span", { class: "name", title: `${group.source} · group ${group.group}` }, group.source || group.group),
         h("span", { class: "badges" }, badges),
-        rewardStrip(group, this.low, this.high),
         h("span", { class: "mean", title: "Mean total" }, column(group.mean)),
       ),
-      h("div", { class: "excerpt" }, group.prompt),
+      h("div", { class: "below" }, h("span", { class: "excerpt" }, group.prompt), rewardStrip(group, this.low, this.high)),
     ];
   }
 }
@@ -222,10 +221,10 @@ class MembersPane {
         h("span", { class: "total" }, typeof member.total === "number" ? bar : null, h("b", {}, column(member.total))),
         h("span", { class: "name" }, member.id),
         h("span", { class: "badges" }, [
-          compared ? badge("compared", "note") : null,
+          compared ? badge("kept", "info") : null,
           member.excluded ? badge(member.excluded, "muted") : null,
-          member.finish === "length" ? badge("cut", "warn") : null,
-          member.tool_errors ? badge(plural(member.tool_errors, "tool error"), "bad") : null,
+          member.finish === "length" && !member.excluded ? badge("cut", "warn") : null,
+          member.tool_errors ? badge(plural(member.tool_errors, "error"), "bad") : null,
         ]),
       ),
       h("div", { class: "facts-line" }, facts.filter(Boolean).join(" · ")),

@@ -58,7 +58,7 @@ function tokenLegend(mode, largest) {
     h("span", {}, ends[0]),
     h("i"),
     h("span", {}, ends[1]),
-    h("span", { class: "hint" }, "point at a token for its values"),
+    h("span", { class: "hint" }, "point at a token"),
   );
 }
 

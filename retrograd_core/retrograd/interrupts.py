@@ -11,17 +11,27 @@ from types import FrameType
 import attrs
 
 
+class StopRequestedError(Exception):
+    """Work that a resumed run does again was given up, because the run was asked to stop."""
+
+
 @attrs.define
 class Interrupt:
     """`requested` becomes true with the first signal."""
 
     requested: bool = False
 
+    def check(self) -> None:
+        """Raise `StopRequestedError` if a signal has come: for long work that leaves no trace when given up,
+        such as drawing the answers of an update."""
+        if self.requested:
+            raise StopRequestedError
+
 
 @contextmanager
-def catch_interrupts(announce: Callable[[str], None]) -> Iterator[Interrupt]:
+def catch_interrupts(interrupt: Interrupt, announce: Callable[[str], None]) -> Iterator[Interrupt]:
     """Handle SIGINT and SIGTERM while the block runs (main thread only; elsewhere a no-op)."""
-    interrupt = Interrupt()
+    interrupt.requested = False
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return

@@ -19,6 +19,7 @@ from retrograd_hookspecs import (
     TokenizerError,
 )
 
+from .interrupts import Interrupt
 from .kernel_table import FrozenKernelTable
 from .progress import SilentReporter
 from .services import Factory, Services
@@ -55,6 +56,7 @@ def factories(assembly: Assembly) -> Mapping[str, Factory]:
         "reference": parts.reference,
         "reporter": lambda _: SilentReporter(),
         "observer": parts.observer,
+        "interrupt": lambda _: Interrupt(),
         "run": lambda _: None,
         "rollouts_ready": parts.rollouts_ready,
     }

@@ -32,7 +32,7 @@ from retrograd_hookspecs import (
 
 from .checkpoint import SUFFIX, Checkpoint, CheckpointStore
 from .config import RunConfig
-from .interrupts import Interrupt, catch_interrupts
+from .interrupts import Interrupt, StopRequestedError, catch_interrupts
 from .metrics import SinkSet
 from .observe import NullObserver, Recorder
 from .plugins import PluginSession
@@ -112,6 +112,7 @@ class Run:
         verify_output: Callable[[Path], str],
         observer: Recorder | None = None,
         settings: Callable[[], Mapping[str, Any]] = dict,
+        interrupt: Interrupt | None = None,
     ) -> None:
         self.config = config
         self.algorithm = algorithm
@@ -128,10 +129,12 @@ class Run:
         self._verify_output = verify_output
         self._observer = observer or NullObserver()
         self._settings = settings
+        self._interrupt = interrupt or Interrupt()
         self._first_evaluation: EvaluationReport | None = None
         self._last_evaluation: EvaluationReport | None = None
         self._process = psutil.Process()
         self._updating = False
+        self._stalled = ""
 
     @property
     def hook(self) -> Any:
@@ -152,9 +155,9 @@ class Run:
         started = time.monotonic()
         error: BaseException | None = None
         self.prepare()
-        with catch_interrupts(self._reporter.message) as interrupt:
+        with catch_interrupts(self._interrupt, self._reporter.message):
             try:
-                return self._execute(resume, interrupt, started)
+                return self._execute(resume, started)
             except BaseException as caught:
                 error = caught
                 raise
@@ -178,46 +181,16 @@ class Run:
             self._sinks.close()
             self._reporter.close()
 
-    def _execute(self, resume: Path | None, interrupt: Interrupt, started: float) -> RunResult:
+    def _execute(self, resume: Path | None, started: float) -> RunResult:
         total = self.algorithm.total_steps()
         update = self._guarded(self._make_update(total))
         if resume is not None:
             self._load(resume)
         self._observer.run(settings=self._settings(), resumed=resume is not None)
         self._session.call("retrograd_run_started", run=self)
-        if self.progress.step == 0:
-            self._first_evaluation = self._announce(self._evaluate("before training"))
-        outcome = "finished"
-        checkpoint: Path | None = None
-        stopped = False
         tokens_before = self.progress.tokens
-        clock = _Clock(tokens_before)
         try:
-            stopped = self.progress.boundary_pending and self._pass_boundary()
-            for report in () if stopped else self.algorithm.run(update):
-                self._after_step(report, clock)
-                stop = False
-                if interrupt.requested:  # save first: an evaluation may take longer than a person waits
-                    self.progress.boundary_pending = report.boundary
-                elif report.boundary:
-                    stop = self._pass_boundary()
-                self._session.call("retrograd_step_finished", run=self, report=report)
-                saved = self._checkpoint_if_due(report)
-                if interrupt.requested:
-                    outcome = "interrupted"
-                    checkpoint = saved or self._save(_step_name(report.step))
-                    break
-                if report.stop:
-                    self._reporter.message(f"stopping: {report.stop}")
-                if stop or report.stop:
-                    outcome = "stopped early"
-                    break
-            if stopped:
-                outcome = "stopped early"
-            if self.progress.step == 0:
-                raise TrainingError("the run took no optimizer step: there is nothing to train on")
-            if outcome != "interrupted":
-                self._last_evaluation = self._final_evaluation()
+            outcome, checkpoint = self._train(update)
             self.trainable.save(self.output)
             self._reporter.message(self._verify_output(self.output))
         except CheckpointError:
@@ -238,6 +211,42 @@ class Run:
             checkpoint=checkpoint,
         )
 
+    def _train(self, update: UpdateRule) -> tuple[str, Path | None]:
+        """Steps and evaluations; the outcome, and the checkpoint that an interrupted run goes on from."""
+        try:
+            if self.progress.step == 0:
+                self._first_evaluation = self._announce(self._evaluate("before training"))
+            outcome, checkpoint = self._steps(update)
+            if checkpoint is None:
+                if self.progress.step == 0:
+                    why = self._stalled or "there is nothing to train on"
+                    raise TrainingError(f"the run took no optimizer step: {why}")
+                self._last_evaluation = self._final_evaluation()
+        except StopRequestedError:  # what was given up is done again after the resume
+            return "interrupted", self._save(_step_name(self.progress.step))
+        return outcome, checkpoint
+
+    def _steps(self, update: UpdateRule) -> tuple[str, Path | None]:
+        clock = _Clock(self.progress.tokens)
+        if self.progress.boundary_pending and self._pass_boundary():
+            return "stopped early", None
+        for report in self.algorithm.run(update):
+            self._after_step(report, clock)
+            stop = False
+            if self._interrupt.requested:  # save first: an evaluation may take longer than a person waits
+                self.progress.boundary_pending = report.boundary
+            elif report.boundary:
+                stop = self._pass_boundary()
+            self._session.call("retrograd_step_finished", run=self, report=report)
+            saved = self._checkpoint_if_due(report)
+            if self._interrupt.requested:
+                return "interrupted", saved or self._save(_step_name(report.step))
+            if report.stop:
+                self._reporter.message(f"stopping: {report.stop}")
+            if stop or report.stop:
+                return "stopped early", None
+        return "finished", None
+
     def _guarded(self, update: UpdateRule) -> UpdateRule:
         """The rule, remembering whether it ended: weights in the middle of an update are not saved."""
 
@@ -254,6 +263,7 @@ class Run:
         progress.step = report.step
         progress.tokens += report.tokens
         if report.stalled:
+            self._stalled = report.stalled
             self._sinks.write(report.step, report.metrics)
             self._reporter.message(f"no optimizer step: {report.stalled}")
             return
@@ -283,13 +293,13 @@ class Run:
     def _pass_boundary(self) -> bool:
         """Evaluate if it is time to; True if patience has run out."""
         settings = self.config.evaluation
-        self.progress.boundary_pending = False
-        self.progress.boundaries += 1
-        if settings is None or self.progress.boundaries % settings.every_iterations:
-            return False
-        step = self.progress.step
-        evaluation = self._evaluate(f"step {step}")
-        if evaluation is None:
+        step, boundaries = self.progress.step, self.progress.boundaries + 1
+        evaluation = None
+        if settings is not None and boundaries % settings.every_iterations == 0:
+            self.progress.boundary_pending = True  # until it is done: it may fail, or be given up
+            evaluation = self._evaluate(f"step {step}")
+        self.progress.boundaries, self.progress.boundary_pending = boundaries, False
+        if settings is None or evaluation is None:
             return False
         self._last_evaluation = evaluation
         if self._improved(evaluation, settings.min_delta):

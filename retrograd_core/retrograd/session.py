@@ -100,6 +100,7 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
         signature=signature(assembly),
         verify_output=lambda path: verify_output(assembly, path),
         observer=services.get("observer"),
+        interrupt=services.get("interrupt"),
         settings=assembly.settings,
     )
     services.provide("run", run)

@@ -23,11 +23,20 @@ from retrograd_hookspecs import (
 )
 
 from ._prompts import Prompt, check_no_judge_fields, digest, load_both, load_prompts, spread
-from ._rollouts import HELD_OUT_STREAMS, Answerer, Draw, evaluation_metrics, reward_metrics
+from ._rollouts import (
+    HELD_OUT_STREAMS,
+    Answerer,
+    Draw,
+    evaluation_metrics,
+    lost_rewards,
+    reward_metrics,
+    why_lost,
+)
 
 if TYPE_CHECKING:
     from retrograd.engine import TrainingEngine
     from retrograd.engine.policy import Policy
+    from retrograd.interrupts import Interrupt
     from retrograd.observe import Recorder
     from retrograd.policy_update import EpochStats, PolicyBatch
     from retrograd.progress import Reporter
@@ -59,6 +68,7 @@ class Parts:
     chat_format: Any
     observer: Recorder
     reporter: Reporter
+    interrupt: Interrupt
     rollouts_ready: Callable[[Sequence[RolloutGroup]], None]
     loss: Loss
     reward: Reward
@@ -73,6 +83,7 @@ class Parts:
         "chat_format",
         "observer",
         "reporter",
+        "interrupt",
         "rollouts_ready",
     )
 
@@ -109,7 +120,7 @@ class RolloutAlgorithm:
         judged: bool = False,
     ) -> None:
         self.parts = parts
-        self.answerer = Answerer(parts.policy, parts.tokenizer, params, parts.reward)
+        self.answerer = Answerer(parts.policy, parts.tokenizer, params, parts.reward, parts.interrupt.check)
         self.prompts: list[Prompt] = []
         self.update_number = 0
         """Updates that ended."""
@@ -127,7 +138,7 @@ class RolloutAlgorithm:
         self._batch: PolicyBatch | None = None
         self._groups: Sequence[RolloutGroup] = ()
         self._collected: Mapping[str, float] = {}
-        self._warned = False
+        self._warned: set[str] = set()
         self._digests = ("", "")
 
     # What a subclass does
@@ -218,10 +229,10 @@ class RolloutAlgorithm:
         """One report an optimizer pass, and one for each update that cannot train."""
         while self.update_number < self._updates:
             if self._batch is None:
-                self.parts.policy.weights_changed()
-                collected = self.collect()
+                collected = self._collect()
                 self._groups, self._collected = collected.groups, dict(collected.metrics)
                 self._warn_of_truncation()
+                self._warn_of_lost_rewards()
                 self._batch = collected.batch
                 if self._batch is None:
                     yield self._stalled(collected.stalled)
@@ -282,6 +293,17 @@ class RolloutAlgorithm:
         self.parts.reward.close()
 
     # Inside an update
+
+    def _collect(self) -> Collected:
+        """Rollouts of the next update. If that fails or is given up, the state is the one before it, so that
+        a resumed run draws them again."""
+        self.parts.policy.weights_changed()
+        before = self.state()
+        try:
+            return self.collect()
+        except BaseException:
+            self.load(before)
+            raise
 
     def _pass(self, batch: PolicyBatch, update: UpdateRule) -> StepReport:
         from retrograd.policy_update import train_epoch
@@ -378,12 +400,27 @@ class RolloutAlgorithm:
 
     def _warn_of_truncation(self) -> None:
         share = self._collected.get("completions/truncated_fraction", 0.0)
-        if share > WARN_TRUNCATED and not self._warned:
-            self._warned = True
-            self.parts.reporter.message(
-                f"warning: {share:.0%} of the answers were cut at max_new_tokens ="
-                f" {self._params.max_new_tokens}; raise it, or teach the model to end its answers (said once)"
+        if share > WARN_TRUNCATED:
+            self._warn(
+                "truncation",
+                f"{share:.0%} of the answers were cut at max_new_tokens = {self._params.max_new_tokens};"
+                " raise it, or teach the model to end its answers",
             )
+
+    def _warn_of_lost_rewards(self) -> None:
+        lost = lost_rewards(self._groups)
+        if lost:
+            answers = sum(len(group.members) for group in self._groups)
+            self._warn(
+                "rewards",
+                f"{len(lost)} of {answers} answers have no reward and are left out; first: {lost[0].id}:"
+                f" {why_lost(lost[0])}",
+            )
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self.parts.reporter.message(f"warning: {text} (said once)")
 
     def _data_finding(self) -> AuditFinding:
         longest = max(len(prompt.tokens) for prompt in self.prompts)

@@ -1,10 +1,11 @@
-"""Answers to prompts: drawn, scored by a reward, and, where there is one, compared by a judge."""
+"""Answers to prompts: drawn and scored by a reward."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,9 +13,6 @@ import numpy as np
 
 from retrograd_hookspecs import (
     Answer,
-    Judge,
-    JudgeGroup,
-    JudgeMember,
     Message,
     Reward,
     Rollout,
@@ -46,9 +44,18 @@ class Draw:
 
 
 class Answerer:
-    """Draws answers with the policy and scores them."""
+    """Draws answers with the policy and scores them. `check` is called while answers are drawn, and gives
+    them up by raising."""
 
-    def __init__(self, policy: Policy, tokenizer: Tokenizer, params: SamplingParams, reward: Reward) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        reward: Reward,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._check = check
         self._policy = policy
         self._tokenizer = tokenizer
         self._params = params
@@ -78,7 +85,7 @@ class Answerer:
             if progress is not None:
                 progress(finished, len(requests))
 
-        completions = iter(self._policy.generate_all(requests, count))
+        completions = iter(self._policy.generate_all(requests, count, self._check))
         return [
             RolloutGroup(
                 id=draw.id,
@@ -115,7 +122,7 @@ class Answerer:
         rest = iter(scores)
         for group in groups:
             for rollout in group.members:
-                rollout.reward = next(rest)
+                rollout.reward = _checked(next(rest))
         return time.perf_counter() - started
 
     def _rollout(self, draw: Draw, member: int, completion: Any) -> Rollout:
@@ -146,32 +153,11 @@ class Answerer:
         return self._tokenizer.decode_bytes([previous, *tokens])[len(before) :].decode("utf-8", "replace")
 
 
-async def judge_groups(judge: Judge, groups: Sequence[RolloutGroup]) -> None:
-    """Compare the members of each group that have a reward; a verdict of kind "error" drops the group."""
-    import anyio
-
-    async def one(group: RolloutGroup) -> None:
-        members = [rollout for rollout in group.members if not rollout.excluded]
-        scores = await judge.score(
-            JudgeGroup(
-                id=group.id,
-                opening=group.messages,
-                members=tuple(JudgeMember(messages=rollout.messages) for rollout in members),
-                rubric=group.rubric,
-            )
-        )
-        if len(scores) != len(members):
-            raise RolloutError(f"the judge gave {len(scores)} scores for {len(members)} answers")
-        for rollout, score in zip(members, scores, strict=True):
-            rollout.judgement = score
-        failed = [score for score in scores if score.kind != "value"]
-        if failed:
-            group.dropped = f"judge failed: {failed[0].explanation or failed[0].kind}"
-
-    async with anyio.create_task_group() as tasks:
-        for group in groups:
-            if not group.dropped:
-                tasks.start_soon(one, group)
+def _checked(score: Score) -> Score:
+    """The score, or an error where it holds what no reward may be."""
+    if score.kind == "value" and not math.isfinite(score.value):
+        return Score(kind="error", explanation=f"the reward is {score.value}, not a finite number")
+    return score
 
 
 def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -209,10 +195,11 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def _spread(group: RolloutGroup) -> float | None:
+    """Standard deviation of the rewards that are compared; exactly 0 if they are equal, None below two."""
     values = [r.total for r in group.members if r.total is not None and not r.excluded]
-    return (
-        float(np.std(values)) if len(values) > 1 and max(values) != min(values) else (0.0 if values else None)
-    )
+    if len(values) < 2:
+        return None
+    return float(np.std(values)) if max(values) != min(values) else 0.0
 
 
 def pass_at_k(passed: int, samples: int, k: int) -> float:
@@ -263,6 +250,28 @@ def _pass_rate(groups: Sequence[RolloutGroup], k: int) -> float:
     return float(np.mean(rates))
 
 
-def dropped_reasons(groups: Sequence[RolloutGroup]) -> Mapping[str, int]:
-    """How many groups were dropped for which reason; of reasons with details only what comes first."""
-    return Counter(group.dropped.partition(":")[0] for group in groups if group.dropped)
+def lost_rewards(groups: Sequence[RolloutGroup]) -> list[Rollout]:
+    """Answers without a reward."""
+    return [rollout for group in groups for rollout in group.members if rollout.reward.kind != "value"]
+
+
+def why_lost(rollout: Rollout) -> str:
+    """`reward error: ValueError: …`, of an answer without a reward."""
+    detail = f": {rollout.reward.explanation}" if rollout.reward.explanation else ""
+    return f"reward {rollout.reward.kind}{detail}"
+
+
+def why_stalled(groups: Sequence[RolloutGroup]) -> str:
+    """Why no group of an update can be trained: `8 groups: all rewards are equal`. Of reasons with details,
+    the details of the first."""
+    answers = sum(len(group.members) for group in groups)
+    lost = lost_rewards(groups)
+    if len(lost) == answers:
+        return f"none of the {answers} answers has a reward; first: {why_lost(lost[0])}"
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        if group.dropped:
+            found.setdefault(group.dropped.partition(":")[0], []).append(group.dropped)
+    return "; ".join(
+        f"{len(reasons)} group{'s' if len(reasons) > 1 else ''}: {reasons[0]}" for reasons in found.values()
+    )

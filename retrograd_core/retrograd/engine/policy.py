@@ -67,9 +67,14 @@ class Policy:
         self._batch = None
 
     def generate_all(
-        self, requests: Sequence[GenerationRequest], on_done: OnDone | None = None
+        self,
+        requests: Sequence[GenerationRequest],
+        on_done: OnDone | None = None,
+        check: Callable[[], None] | None = None,
     ) -> list[Completion]:
         """Answers in the order of the requests, without an event loop.
+
+        `check` is called before every pass; what it raises gives all requests up.
 
         Raises: `RolloutError` for a request that does not fit `slot_tokens`.
         """
@@ -80,6 +85,8 @@ class Policy:
         started = time.perf_counter()
         try:
             while batch.busy:
+                if check is not None:
+                    check()
                 for number, completion in batch.step():
                     done[number] = completion
                     if on_done is not None:

@@ -64,9 +64,11 @@ class StackOps:
         state = np.zeros(at.STATE_WORDS, np.int64)
         control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
         parts = 1 if tokens >= ENOUGH_TASKS * self._threads else stack.heads
-        scores = int((spans[:, at.CONTEXT_LENGTH] + spans[:, at.OWN_INDEX]).max()) + 1 + 2 * ROWS
+        longest = int((spans[:, at.CONTEXT_LENGTH] + spans[:, at.OWN_INDEX]).max()) + 1
+        # Lanes are written up to 16 elements beyond the last score, and 16 more to end them.
+        scores = round_up(longest + 2 * ROWS, ROWS)
         size = stack.blocks[0].keys.shape[2]
-        attention = 4 * (stack.heads * (1 + scores) + ROWS * (size + 1))
+        attention = 4 * (round_up(stack.heads, ROWS) + stack.heads * scores + ROWS * (size + 1))
         each = round_up(max(2 * 64 * tokens, attention) + 64, 64)
         if self._scratch.size < each * self._threads + 64:
             self._scratch = np.zeros(2 * each * self._threads + 64, np.uint8)

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from ._simd import F16, F32, FLOATS, I32, I64, WIDTH, compiled_form, constant_vector, function
+from ._simd import F16, F32, FLOATS, I8, I32, I64, WIDTH, compiled_form, constant_vector, function
 
 _HALVES = ir.VectorType(F16, WIDTH)
 
@@ -81,6 +81,18 @@ def _emit_put_halves(builder: Any, place: Any, lanes: Any) -> None:
 def put_halves(place: Any, lanes: Any) -> None:
     """Store 16 float32 from an address on, rounded to float16 (half to even)."""
     place[:WIDTH] = lanes.astype(np.float16)
+
+
+def _emit_fetch(builder: Any, place: Any) -> None:
+    target = builder.inttoptr(place, I8.as_pointer())
+    name = "llvm.prefetch.p0" if str(target.type) == "ptr" else "llvm.prefetch.p0i8"
+    fetch = function(builder, name, ir.VoidType(), [target.type, I32, I32, I32])
+    builder.call(fetch, [target, *(ir.Constant(I32, value) for value in (0, 2, 1))])
+
+
+@compiled_form(_fixed(types.void, (types.int64,), _emit_fetch))
+def fetch_line(place: Any) -> None:
+    """Begin to load the cache line of an address into the second cache."""
 
 
 # Products of rows.

@@ -28,6 +28,7 @@ from ._simd_rows import ROWS
 from ._stack_memory import (
     add_shared,
     dot_rows,
+    fetch_line,
     halves_at,
     lanes_at,
     number,
@@ -41,7 +42,7 @@ from ._stack_memory import (
 LANE_BYTES = 4 * ROWS
 PATIENCE = 2000
 """Looks at a counter before a waiting thread lets others run."""
-KEYS_TOGETHER = 4
+KEYS_TOGETHER = 8
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LOWEST = np.float32(-np.inf)
 
@@ -275,6 +276,11 @@ def _score(
         # No key is read beyond the end of the cache.
         base = min(row, word(phase, at.ATTEND_ROWS) - ROWS)
         taken = min(base + ROWS, last) - row
+        if stop - first == word(phase, at.ATTEND_HEADS):
+            # 16 rows are one stretch of memory, read head by head: too many streams to be foreseen.
+            start = keys + (base + ROWS) * kv_heads * width
+            for line in range(start, start + ROWS * kv_heads * width, LANE_BYTES):
+                fetch_line(line)
         h = first
         while h < stop:
             kv_head = h // shared
@@ -350,12 +356,20 @@ def _mix(
                 for i in range(0, size, ROWS):
                     v0, v1 = _value(narrow, v, i), _value(narrow, v + stride, i)
                     v2, v3 = _value(narrow, v + 2 * stride, i), _value(narrow, v + 3 * stride, i)
-                    for one in range(h, end):
-                        target, weights = out + 4 * (size * one + i), scores + pitch * (one - first)
+                    v4, v5 = _value(narrow, v + 4 * stride, i), _value(narrow, v + 5 * stride, i)
+                    v6, v7 = _value(narrow, v + 6 * stride, i), _value(narrow, v + 7 * stride, i)
+                    target, weights = out + 4 * (size * h + i), scores + pitch * (h - first)
+                    for _ in range(h, end):
                         total = multiply_add(fill_lanes(peek(weights)), v0, lanes_at(target))
                         total = multiply_add(fill_lanes(peek(weights + 4)), v1, total)
                         total = multiply_add(fill_lanes(peek(weights + 8)), v2, total)
-                        put_lanes(target, multiply_add(fill_lanes(peek(weights + 12)), v3, total))
+                        total = multiply_add(fill_lanes(peek(weights + 12)), v3, total)
+                        total = multiply_add(fill_lanes(peek(weights + 16)), v4, total)
+                        total = multiply_add(fill_lanes(peek(weights + 20)), v5, total)
+                        total = multiply_add(fill_lanes(peek(weights + 24)), v6, total)
+                        put_lanes(target, multiply_add(fill_lanes(peek(weights + 28)), v7, total))
+                        target += 4 * size
+                        weights += pitch
             else:
                 for r in range(count - whole):
                     for i in range(0, size, ROWS):
@@ -384,7 +398,7 @@ def _attend(state: Any, phase: Any, task: Any, scratch: Any) -> None:
     skipped = min(hidden, context)
     context_row, context = word(span, at.CONTEXT_START) + skipped, context - skipped
     own_row, own = word(span, at.OWN_START) + hidden - skipped, own - (hidden - skipped)
-    totals, wide = scratch, scratch + 4 * heads
+    totals, wide = scratch, scratch + LANE_BYTES * ((heads + ROWS - 1) // ROWS)
     scores, pitch = wide + 4 * ROWS * (size + 1), 4 * word(state, at.SCORES)
     q = word(phase, at.ATTEND_Q) + 4 * size * heads * token
     out = word(phase, at.ATTEND_OUT) + 4 * size * heads * token

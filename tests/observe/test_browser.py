@@ -58,6 +58,44 @@ def test_curves(browser: Browser, sums: Path) -> None:
     browser.wait(lambda: browser.script("document.querySelector('.plot .line').getAttribute('d')") != before)
 
 
+def test_a_deviation_is_a_band_and_a_value_that_is_no_number_is_marked(
+    browser: Browser, tmp_path: Path
+) -> None:
+    observer = Observer(tmp_path, FACTS, decode=decode, message=pytest.fail)
+    observer.run(settings={})
+    for update, loss in enumerate((1.0, float("nan"), 0.5, float("inf")), 1):
+        observer.update(update, [], {"train/loss": loss})
+        observer.evaluation(update, {"eval/reward": 0.5, "eval/reward_std": 0.25})
+        until(lambda: not observer._jobs)
+    observer.close()
+    browser.open(address(tmp_path))
+    browser.wait(lambda: browser.texts(".chart h3") == ["eval/reward", "train/loss"])
+    assert browser.texts(".readout") == ["0.5 ± 0.25", "inf"]
+    assert browser.script("document.querySelectorAll('.chart:nth-child(1) .band').length") == 1
+    assert browser.script("document.querySelectorAll('.chart:nth-child(2) .nonfinite').length") == 2
+
+
+def test_held_out_groups_are_a_list_of_their_own(browser: Browser, tmp_path: Path) -> None:
+    """Also, two groups of an update may have one name."""
+    observer = Observer(tmp_path, FACTS, decode=decode, message=pytest.fail)
+    observer.run(settings={})
+    same = [group("same", [rollout("a", ["first"])]), group("same", [rollout("a", ["second"])])]
+    observer.update(1, same, {})
+    observer.evaluation(1, {}, [group("e", [rollout("a", ["held out"])])])
+    observer.close()
+    browser.open(address(tmp_path, view="rollouts"))
+    browser.wait(lambda: count(browser) == "2 groups")
+    browser.press("j")
+    browser.wait(lambda: "first" in browser.texts(".message.assistant .text"))
+    browser.press("j")
+    browser.wait(lambda: "second" in browser.texts(".message.assistant .text"))
+    browser.click('[data-filter="eval"]')
+    browser.wait(lambda: count(browser) == "1 group")
+    assert browser.texts(f"{GROUPS} .badge") == ["held-out"]
+    browser.press("j")
+    browser.wait(lambda: "held out" in browser.texts(".message.assistant .text"))
+
+
 def test_a_curve_shows_its_values(browser: Browser, sums: Path) -> None:
     browser.open(address(sums, find="policy/kl"))
     browser.one(".plot")

@@ -118,20 +118,20 @@ class Page:
 
     def _add_batch(self, state: _State, lines: list[tuple[Record, bytes]]) -> None:
         """The records from one `update`, `evaluation`, `run` or `gap` record to the next."""
-        groups: dict[str, GroupSummary] = {}
-        texts: dict[str, list[bytes]] = {}
-        for record, text in lines:
-            key = record.get("group")
-            if not isinstance(key, str):
-                continue
-            groups.setdefault(key, GroupSummary()).add(record)
-            texts.setdefault(key, []).append(text)
-        for key, summary in groups.items():
+        *parts, (closing, _) = lines
+        groups: list[tuple[GroupSummary, list[bytes]]] = []
+        for record, text in parts:
+            if record["kind"] == "prompt":
+                groups.append((GroupSummary(), []))
+            if groups:
+                summary, texts = groups[-1]
+                summary.add(record)
+                texts.append(text)
+        for summary, texts in groups:
             name = f"{state.groups // GROUPS_PER_FOLDER:04d}/{state.groups % GROUPS_PER_FOLDER:03d}"
-            self._write_script(f"groups/{name}", b"[" + b",".join(texts[key]) + b"]")
+            self._write_script(f"groups/{name}", b"[" + b",".join(texts) + b"]")
             self._row({**summary.row(), "file": f"groups/{name}"})
             state.groups += 1
-        closing = lines[-1][0]
         self._row(closing)
 
     def _row(self, record: Record) -> None:

@@ -15,8 +15,10 @@ function chartSpecs(updates, evaluations) {
   for (const list of points.values()) list.sort((a, b) => a.x - b.x);
   const folded = new Set();
   const specs = [];
-  for (const name of [...points.keys()].filter((key) => /(^|[/_])mean$/.test(key))) {
-    const part = (kind) => name.replace(/mean$/, kind);
+  for (const name of points.keys()) {
+    // A mean has its deviation beside it: `reward/mean` and `reward/std`, or `eval/reward` and `eval/reward_std`.
+    const isMean = /(^|[/_])mean$/.test(name);
+    const part = (kind) => (isMean ? name.replace(/mean$/, kind) : `${name}_${kind}`);
     const has = (kind) => points.has(part(kind));
     if (!has("std") && !(has("min") && has("max"))) continue;
     const spec = { name, main: points.get(name), band: null, sides: [], parts: [name] };
@@ -29,14 +31,33 @@ function chartSpecs(updates, evaluations) {
   for (const [name, list] of points) {
     if (!folded.has(name) && !combined.has(name)) specs.push({ name, main: list, band: null, sides: [] });
   }
-  return specs.sort((a, b) => rank(a.name) - rank(b.name) || a.name.localeCompare(b.name));
+  const order = ({ name }) => [rank(ORDER, name), rank(KEY_METRICS, name)];
+  return specs.sort((a, b) => {
+    const [[prefixA, keyA], [prefixB, keyB]] = [order(a), order(b)];
+    return prefixA - prefixB || keyA - keyB || a.name.localeCompare(b.name);
+  });
 }
 
-const ORDER = ["reward/", "eval/", "policy/", "train/", "judge/", "agent/", "env/", "completions/", "batch/", "optimizer/"];
+/** Shown first; the others are a click away. */
+const KEY_METRICS = [
+  /^reward\/(mean|total_mean|group_std_mean)$/,
+  /^eval\/(reward|pass|loss)/,
+  /kl(_reference)?$/,
+  /entropy$/,
+  /clip/,
+  /^(policy|train)\/loss$/,
+  /truncated_fraction$|failed_fraction$/,
+  /^completions\/.*mean/,
+  /^judge\/degenerate/,
+  /grad_norm$/,
+  /^timing\/tokens_per_second$/,
+];
 
-function rank(name) {
-  const index = ORDER.findIndex((prefix) => name.startsWith(prefix));
-  return index < 0 ? ORDER.length : index;
+const ORDER = [/^reward\//, /^eval\//, /^policy\//, /^train\//, /^judge\//, /^agent\//, /^completions\//, /^optimizer\//];
+
+function rank(patterns, name) {
+  const index = patterns.findIndex((pattern) => pattern.test(name));
+  return index < 0 ? patterns.length : index;
 }
 
 /** Shared by all charts: the x under the pointer, null for none. */

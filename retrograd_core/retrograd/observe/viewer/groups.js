@@ -19,11 +19,16 @@ const FILTERS = {
   excluded: ["Excluded", (group) => group.members.some((member) => member.excluded), "Some members are not trained"],
   truncated: ["Truncated", (group) => group.truncated > 0, "Some answers were cut at their budget"],
   errors: ["Errors", (group) => group.errors > 0, "A reward, a judge or a tool failed"],
-  eval: ["Held-out", (group) => group.split === "eval", "Prompts of an evaluation"],
+  eval: ["Held-out", (group) => group.split === "eval", "Prompts of evaluations instead of those that are trained"],
 };
 
 function rankLow(group) {
   return group.mean === -Infinity ? Infinity : group.mean;
+}
+
+/** Training and held-out prompts are never in one list. */
+function isEligible(group, state) {
+  return (state.replaced || !group.replaced) && (group.split === "eval") === state.show.includes("eval");
 }
 
 /** The groups that the filters leave, in order. `deep` holds the files whose full texts match. */
@@ -33,7 +38,7 @@ function filterGroups(groups, state, deep) {
   return groups
     .filter(
       (group) =>
-        (state.replaced || !group.replaced) &&
+        isEligible(group, state) &&
         (state.from === null || group.update >= state.from) &&
         (state.to === null || group.update <= state.to) &&
         active.every((name) => FILTERS[name][1](group)) &&
@@ -119,7 +124,7 @@ class GroupsPane {
       chips.push(toggle("Full texts", state.deep, () => this.app.go({ deep: !state.deep }), { "data-filter": "deep", title }));
     }
     this.chips.replaceChildren(...chips);
-    const total = data.groups.filter((group) => state.replaced || !group.replaced).length;
+    const total = data.groups.filter((group) => isEligible(group, state)).length;
     const found = groups.length === total ? plural(total, "group") : `${groups.length.toLocaleString("en")} of ${plural(total, "group")}`;
     this.count.replaceChildren(found, deepSearch ? ` · searched ${deepSearch}` : "");
     this.low = Math.min(...groups.map((group) => group.low), Infinity);

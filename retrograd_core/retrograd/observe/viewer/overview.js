@@ -1,19 +1,5 @@
 // The two views beside the rollouts: curves, and what is known of the run.
 
-const KEY_METRICS = [
-  /^reward\/(mean|.*_mean)$/,
-  /^eval\//,
-  /kl$|kl_/,
-  /entropy/,
-  /clip/,
-  /^policy\/loss$|^train\/loss$/,
-  /truncated_fraction$|failed_fraction$/,
-  /^completions\/.*(mean|length)/,
-  /^judge\/degenerate/,
-  /grad_norm$/,
-  /tokens_per_second$/,
-];
-
 class CurvesView {
   constructor(app) {
     this.app = app;
@@ -38,7 +24,7 @@ class CurvesView {
   selected() {
     const { metrics, find } = this.state;
     const words = find.toLowerCase();
-    const key = this.specs.filter(({ name }) => KEY_METRICS.some((pattern) => pattern.test(name)));
+    const key = this.specs.filter(({ name }) => rank(KEY_METRICS, name) < KEY_METRICS.length);
     const base = metrics === "all" || !key.length ? this.specs : key;
     return words ? this.specs.filter(({ name }) => name.toLowerCase().includes(words)) : base;
   }

@@ -129,6 +129,12 @@ function selectRun(rows, id) {
   const isReplaced = (row) => [...first].some(([segment, update]) => segment > row.segment && update <= row.update);
   const current = own.filter((row) => !isReplaced(row));
   const groups = own.filter((row) => row.kind === "group").map((row) => summarize(row, isReplaced(row)));
+  const byKey = new Map();
+  for (const group of groups) {
+    // Two groups of an update may have one name: the second is told apart by its file.
+    if (byKey.has(group.key)) group.key = `${group.key}/${group.file}`;
+    byKey.set(group.key, group);
+  }
   return {
     run,
     runs,
@@ -137,7 +143,7 @@ function selectRun(rows, id) {
     evaluations: current.filter((row) => row.kind === "evaluation"),
     gaps: own.filter((row) => row.kind === "gap"),
     groups,
-    byKey: new Map(groups.map((group) => [group.key, group])),
+    byKey,
     time: own.reduce((latest, row) => Math.max(latest, row.time ?? 0), 0),
   };
 }

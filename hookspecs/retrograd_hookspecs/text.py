@@ -21,7 +21,9 @@ class ToolCall:
 
 @attrs.frozen(kw_only=True)
 class Message:
-    """One turn. `raw` means that `content` of an assistant turn holds the exact text of its calls."""
+    """One turn. `raw` means that `content` of an assistant turn holds the exact text that was sampled, its
+    calls included; `token_ids` are then the tokens it was sampled as, with the stop token, where they are
+    known."""
 
     role: Role
     content: str
@@ -30,6 +32,7 @@ class Message:
     name: str = ""
     is_error: bool = False
     raw: bool = False
+    token_ids: tuple[int, ...] = ()
 
 
 class Tokenizer(Protocol):

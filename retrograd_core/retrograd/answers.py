@@ -11,12 +11,13 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams, Tokenizer
+from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams
 
 from .assembly import Assembly, assemble
 from .config import Document
 from .conversation import Conversation, ConversationEncoder
 from .engine.generation import GenerationRequest, Generator
+from .token_pieces import bytes_behind
 
 OnText = Callable[[str], None]
 
@@ -73,7 +74,7 @@ def answer(
     def on_token(number: int, token: int, logp: float) -> None:
         nonlocal previous
         if token not in tokenizer.stop_ids:
-            emit(decoder.decode(_bytes_behind(tokenizer, previous, token)))
+            emit(decoder.decode(bytes_behind(tokenizer, previous, [token])))
         previous = token
 
     generator = Generator(
@@ -86,14 +87,6 @@ def answer(
     generator.generate([request], on_token)
     emit(decoder.decode(b"", final=True))
     return "".join(pieces)
-
-
-def _bytes_behind(tokenizer: Tokenizer, previous: int | None, token: int) -> bytes:
-    """The bytes of a token in the midst of a text: decoded alone, the first token of a text may lose the
-    space that SentencePiece puts before texts."""
-    if previous is None:
-        return tokenizer.decode_bytes([token])
-    return tokenizer.decode_bytes([previous, token])[len(tokenizer.decode_bytes([previous])) :]
 
 
 def encoder_of(assembly: Assembly, variables: Mapping[str, Any] | None = None) -> ConversationEncoder:

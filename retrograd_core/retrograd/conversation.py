@@ -25,10 +25,14 @@ from retrograd_hookspecs import (
     Message,
     Problem,
     Tokenizer,
+    TokenizerError,
 )
 
 from .token_pieces import PieceEncoder
 from .tool_prompt import observed, probe_template, write_tools_as_text
+
+_STAND_IN = "zq_turn"
+"""Stands for a sampled turn while the template's text behind it is looked for."""
 
 REMARKS = {
     "split": "the chat template does not repeat an earlier assistant turn as it was sampled, so the record"
@@ -70,6 +74,21 @@ class EncodedConversation:
     remarks: frozenset[str] = frozenset()
 
 
+@attrs.frozen(kw_only=True)
+class Continuation:
+    """What follows a sampled turn: the template's framing with observations or a user's message, up to where
+    the model writes again.
+
+    `tokens` follow the turn's stop token. `text` is the whole conversation so far. `exact` is False where the
+    template rewrites earlier turns, so that the framing was taken from a rendering around a stand-in of the
+    turn: what the model sampled is kept as it was.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    exact: bool
+
+
 @attrs.define
 class _Sequence:
     """A sample in the making: its tokens, and the text that they stand for."""
@@ -78,6 +97,8 @@ class _Sequence:
     stop_text: str
     tokens: list[int]
     trained: list[bool]
+    raw: bool = False
+    """The last turn is the exact text that was sampled."""
 
     def extend(self, ids: Sequence[int], trained: bool) -> None:
         self.tokens.extend(ids)
@@ -108,6 +129,58 @@ class ConversationEncoder:
         messages, tools = self._prepared(conversation)
         return self.pieces.prompt(self._render(messages, tools, generation=True))
 
+    def start(self, conversation: Conversation) -> Continuation:
+        """The prompt of a rollout.
+
+        Raises: `TokenizerError` if the template refuses the conversation.
+        """
+        messages, tools = self._prepared(conversation)
+        text = self._render(messages, tools, generation=True)
+        return Continuation(tokens=tuple(self.pieces.prompt(text)), text=text, exact=True)
+
+    def follow(self, conversation: Conversation, text: str) -> Continuation:
+        """What comes after the last assistant turn of a rollout, which was sampled and is raw.
+
+        `text` is the conversation up to and with that turn, without its stop token; only what follows it is
+        tokenised.
+
+        Raises: `TokenizerError` if the template refuses the conversation; `DataError` if the turn's end
+        cannot be told from the template's text.
+        """
+        messages, tools = self._prepared(conversation)
+        return self._follow(messages, tools, text)
+
+    def _follow(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], text: str
+    ) -> Continuation:
+        try:
+            full = self._render(messages, tools, generation=True)
+        except TokenizerError:
+            full = ""  # it refuses a turn whose calls stand in its content
+        for stop_text in sorted(self.pieces.stop_texts, key=len, reverse=True):
+            if full.startswith(text + stop_text):
+                framing = full[len(text) + len(stop_text) :]
+                tokens = tuple(self.pieces.framing(framing, stop_text))
+                return Continuation(tokens=tokens, text=full, exact=True)
+        last = max(i for i, message in enumerate(messages) if message.role == "assistant")
+        turn = attrs.evolve(messages[last], content=_STAND_IN, raw=False)
+        full = self._render([*messages[:last], turn, *messages[last + 1 :]], tools, generation=True)
+        behind = full[full.rfind(_STAND_IN) + len(_STAND_IN) :]
+        stop = self.pieces.find_stop(behind)
+        if _STAND_IN not in full or stop is None:
+            raise _refused(
+                last,
+                "the chat template does not write this turn with a stop token behind it, so what follows it"
+                " in a rollout is not known",
+                "use another chat template",
+            )
+        stop_text, framing = behind[stop.start : stop.stop], behind[stop.stop :]
+        return Continuation(
+            tokens=tuple(self.pieces.framing(framing, stop_text)),
+            text=text + stop_text + framing,
+            exact=False,
+        )
+
     def encode(self, conversation: Conversation) -> EncodedConversation:
         """Samples with every assistant turn trained once.
 
@@ -127,13 +200,25 @@ class ConversationEncoder:
                 sequence = sequences[-1]
                 framing = self.pieces.framing(prompt[len(sequence.text) :], sequence.stop_text)
                 sequence.extend(framing, trained=False)
+            elif sequences and message.raw and sequences[-1].raw:
+                # As a rollout goes on: the sampled turn stays as it is, whatever the template makes of it
+                # later.
+                sequence = sequences[-1]
+                before = sequence.text.removesuffix(sequence.stop_text)
+                follows = self._follow(messages[:index], tools, before)
+                sequence.extend(follows.tokens, trained=False)
+                prompt = follows.text
             else:
                 sequence = _Sequence("", "", [], [])
                 sequence.extend(self.pieces.prompt(prompt), trained=False)
                 sequences.append(sequence)
-            sequence.extend(self.pieces.turn(turn, sequence.tokens), trained=True)
-            sequence.extend([self.pieces.stop_texts[stop_text]], trained=True)
+            if message.token_ids:
+                sequence.extend(self._sampled(index, message, sequence.tokens), trained=True)
+            else:
+                sequence.extend(self.pieces.turn(turn, sequence.tokens), trained=True)
+                sequence.extend([self.pieces.stop_texts[stop_text]], trained=True)
             sequence.text, sequence.stop_text = prompt + turn + stop_text, stop_text
+            sequence.raw = message.raw
         if len(sequences) > 1:
             remarks.add("split")
         self._check_context(messages, prompt, remarks)
@@ -196,6 +281,21 @@ class ConversationEncoder:
         turn = rest[: stop.start]
         self._compare(message, prompt, turn, remarks)
         return turn, stop_text
+
+    def _sampled(self, index: int, message: Message, before: Sequence[int]) -> list[int]:
+        """The tokens that a raw turn was sampled as. Raises `DataError` unless they spell its content."""
+        *ids, stop = message.token_ids
+        if stop not in self.pieces.stop_ids:
+            raise _refused(index, f"token_ids end with {stop}, which is no stop token of this model")
+        text = self.pieces.text(ids, before[-1] if before else None)
+        if text != message.content:
+            raise _refused(
+                index,
+                f"token_ids spell {text[:60]!r} with this model's tokenizer, and the content is"
+                f" {message.content[:60]!r}",
+                "traces with token_ids are for the model that wrote them; leave token_ids out for another",
+            )
+        return [*ids, stop]
 
     def _compare(self, message: Message, prompt: str, turn: str, remarks: set[str]) -> None:
         # The generation prompt may hold the beginning of the content.
@@ -270,5 +370,5 @@ def _common_length(first: str, second: str) -> int:
     return next(i for i, (a, b) in enumerate(zip(first, second + "\0", strict=False)) if a != b)
 
 
-def _refused(index: int, message: str, hint: str) -> DataError:
+def _refused(index: int, message: str, hint: str = "") -> DataError:
     return DataError([Problem(where="conversation", key=f"messages[{index}]", message=message, hint=hint)])

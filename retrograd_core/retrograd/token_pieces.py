@@ -29,6 +29,19 @@ class Stop:
     token_id: int
 
 
+def text_behind(tokenizer: Tokenizer, previous: int | None, ids: Sequence[int]) -> str:
+    """The text of tokens in the midst of a text, bytes that are not UTF-8 as U+FFFD."""
+    return bytes_behind(tokenizer, previous, ids).decode("utf-8", "replace")
+
+
+def bytes_behind(tokenizer: Tokenizer, previous: int | None, ids: Sequence[int]) -> bytes:
+    """The bytes of tokens in the midst of a text: decoded alone, the first token of a text may lose the space
+    that SentencePiece puts before texts."""
+    if previous is None:
+        return tokenizer.decode_bytes(ids)
+    return tokenizer.decode_bytes([previous, *ids])[len(tokenizer.decode_bytes([previous])) :]
+
+
 class PieceEncoder:
     """Encodes pieces of a conversation with one tokenizer."""
 
@@ -78,6 +91,15 @@ class PieceEncoder:
         if ids[:1] == [self.stop_texts[stop_text]]:
             return ids[1:]
         return self._tokenizer.encode(text, special=True)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+        return self._tokenizer.stop_ids
+
+    def text(self, ids: Sequence[int], previous: int | None) -> str:
+        """The text of sampled tokens that follow the token `previous`; see `text_behind`."""
+        return text_behind(self._tokenizer, previous, ids)
 
     def find_stop(self, text: str) -> Stop | None:
         """The first stop token in `text`; of two at one place the longer."""

@@ -18,8 +18,14 @@ from ._tools import parse_calls, parse_tools
 
 ROLES: tuple[str, ...] = get_args(Role)
 RECORD_KEYS = ("messages", "tools", "rubric")
-MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "is_error", "raw")
-_ROLE_OF_KEY = {"tool_calls": "assistant", "raw": "assistant", "tool_call_id": "tool", "is_error": "tool"}
+MESSAGE_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "is_error", "raw", "token_ids")
+_ROLE_OF_KEY = {
+    "tool_calls": "assistant",
+    "raw": "assistant",
+    "token_ids": "assistant",
+    "tool_call_id": "tool",
+    "is_error": "tool",
+}
 
 
 def parse_conversation(record: Mapping[str, Any], chat_format: ChatFormat) -> Conversation:
@@ -144,6 +150,7 @@ def _message(value: Any, where: str, chat_format: ChatFormat) -> Message:
         name=_string(value, "name", where),
         is_error=_boolean(value, "is_error", where),
         raw=_boolean(value, "raw", where),
+        token_ids=_token_ids(value, where),
     )
     return _read_raw(message, "tool_calls" in value, where, chat_format) if message.raw else message
 
@@ -251,6 +258,17 @@ def _string(value: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(text, str):
         raise RecordError(f"must be a string, is {kind_of(text)}", key=f"{where}.{name}")
     return text
+
+
+def _token_ids(value: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    ids = value.get("token_ids")
+    if ids is None:
+        return ()
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise RecordError("must be an array of token ids", key=f"{where}.token_ids")
+    if not value.get("raw"):
+        raise RecordError("belongs to raw turns", key=f"{where}.token_ids", hint='add "raw": true')
+    return tuple(ids)
 
 
 def _boolean(value: Mapping[str, Any], name: str, where: str) -> bool:

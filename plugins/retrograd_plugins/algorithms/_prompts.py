@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from retrograd.records import RecordError, read_records
 from retrograd_hookspecs import ChatFormat, DataError, Message, Problem, TokenizerError
 
 from ..datasets._conversation import check_order, parse_messages
-from ..datasets._records import RecordError, read_records
 from ..datasets._tools import parse_tools
 
 if TYPE_CHECKING:

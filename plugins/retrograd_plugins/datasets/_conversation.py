@@ -10,10 +10,10 @@ from typing import Any, get_args
 import attrs
 
 from retrograd.conversation import Conversation
+from retrograd.records import RecordError, kind_of
 from retrograd.tool_prompt import call_id
 from retrograd_hookspecs import ChatFormat, Message, Role, ToolCall
 
-from ._records import RecordError, kind_of
 from ._tools import parse_calls, parse_tools
 
 ROLES: tuple[str, ...] = get_args(Role)

@@ -9,9 +9,8 @@ import attrs
 import numpy as np
 
 from retrograd.conversation import REMARKS, Sample
+from retrograd.records import RecordError
 from retrograd_hookspecs import TokenExample
-
-from ._records import RecordError
 
 
 def examples(samples: Sequence[Sample], origin: str, ctx: int) -> list[TokenExample]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from retrograd.records import RecordError, kind_of, parse_object
 from retrograd.tool_prompt import openai_tool
 from retrograd_hookspecs import ToolCall
-
-from ._records import RecordError, kind_of, parse_object
 
 _FUNCTION_KEYS = ("name", "description", "parameters")
 

@@ -81,9 +81,10 @@ class ChatDataset:
 
         Raises: `DataError` with one problem a bad line, among them records longer than `ctx` tokens.
         """
+        from retrograd.records import RecordError, read_records
+
         from ._conversation import parse_conversation, unknown_keys
         from ._encoded import Tally, examples
-        from ._records import RecordError, read_records
 
         tally = Tally(ctx=ctx)
 

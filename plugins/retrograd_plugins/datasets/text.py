@@ -87,7 +87,7 @@ class TextDataset:
 
 
 def _read(path: Path) -> str:
-    from ._records import read_bytes
+    from retrograd.records import read_bytes
 
     data = read_bytes(path)
     try:

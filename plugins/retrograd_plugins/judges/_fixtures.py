@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import attrs
 
+from retrograd.records import RecordError, kind_of, read_records
 from retrograd_hookspecs import ChatFormat, JudgeGroup, JudgeMember, Message
 from retrograd_plugins.chat_formats.prompt import PromptFormat
 from retrograd_plugins.datasets._conversation import parse_messages
-from retrograd_plugins.datasets._records import RecordError, kind_of, read_records
 
 GROUP_KEYS = ("id", "opening", "prompt", "members", "rubric")
 MEMBER_KEYS = ("messages", "completion", "label", "final_state")

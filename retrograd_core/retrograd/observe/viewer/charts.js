@@ -40,17 +40,18 @@ function chartSpecs(updates, evaluations) {
 
 /** Shown first; the others are a click away. */
 const KEY_METRICS = [
-  /^reward\/(mean|total_mean|group_std_mean)$/,
+  /^reward\/mean$/,
+  /^reward\/(total_mean|group_std_mean)$/,
   /^eval\/(reward|pass|loss)/,
   /kl(_reference)?$/,
   /entropy$/,
-  /clip/,
+  /clip_fraction/,
   /^(policy|train)\/loss$/,
   /truncated_fraction$|failed_fraction$/,
   /^completions\/.*mean/,
   /^judge\/degenerate/,
   /grad_norm$/,
-  /^timing\/tokens_per_second$/,
+  /tokens_per_second$/,
 ];
 
 const ORDER = [/^reward\//, /^eval\//, /^policy\//, /^train\//, /^judge\//, /^agent\//, /^completions\//, /^optimizer\//];

@@ -145,7 +145,7 @@ class GroupsPane {
         "div",
         { class: "top" },
         h("b", { class: "update", title: `Update ${group.update}` }, String(group.update)),
-        h("span", { class: "name", title: `${group.source} · group ${group.group}` }, group.source || group.group),
+        h("span", { class: "name", title: `${group.source} · group ${group.group}` }, baseName(group.source) || group.group),
         h("span", { class: "badges" }, badges),
         h("span", { class: "mean", title: "Mean total" }, column(group.mean)),
       ),

@@ -1,0 +1,113 @@
+"""The growing token sequence of one trajectory.
+
+Sampled tokens stay as they were sampled; only the template's framing and observations are tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from retrograd.conversation import Conversation, ConversationEncoder
+from retrograd.engine import Completion
+from retrograd_hookspecs import ChatFormat, Message, ParsedTurn, ToolCall
+
+
+@attrs.define(eq=False)
+class Trajectory:
+    """Messages and tokens of a conversation in progress.
+
+    `tokens`, `trained` and `logp` have one entry a token; `trained` is True where the policy wrote it.
+    """
+
+    encoder: ConversationEncoder
+    chat_format: ChatFormat
+    tools: tuple[Mapping[str, Any], ...]
+    opening: tuple[Message, ...]
+    messages: list[Message] = attrs.field(factory=list)
+    """What followed the opening."""
+    tokens: list[int] = attrs.field(factory=list)
+    trained: list[bool] = attrs.field(factory=list)
+    logp: list[float] = attrs.field(factory=list)
+    rewritten: bool = False
+    """The template rewrites earlier turns: framing was taken around a stand-in."""
+    prompt_tokens: int = 0
+    _text: str = ""
+
+    def start(self) -> None:
+        """Render the opening with the tools. Raises: `TokenizerError` if the template refuses it."""
+        prompt = self.encoder.start(self._conversation())
+        self._text = prompt.text
+        self._add(prompt.tokens)
+        self.prompt_tokens = len(self.tokens)
+
+    def add_turn(self, completion: Completion) -> ParsedTurn:
+        """Append a sampled turn; what the chat format reads in it. Calls get ids that count up."""
+        ids = completion.tokens.tolist()
+        previous = self.tokens[-1]
+        self.tokens += ids
+        self.trained += [True] * len(ids)
+        self.logp += completion.logp.tolist()
+        stopped = completion.finish == "stop"
+        text = self.encoder.pieces.text(ids[:-1] if stopped else ids, previous)
+        self._text += text
+        parsed = self.chat_format.parse(text)
+        count = sum(len(message.tool_calls) for message in self.messages)
+        calls = tuple(
+            ToolCall(name=call.name, arguments=call.arguments, id=call_id(count + n))
+            for n, call in enumerate(parsed.tool_calls)
+        )
+        message = Message(
+            role="assistant",
+            content=text,
+            tool_calls=calls,
+            raw=True,
+            token_ids=tuple(ids) if stopped else (),
+        )
+        self.messages.append(message)
+        return attrs.evolve(parsed, tool_calls=calls)
+
+    def framing(self, observations: Sequence[Message]) -> tuple[int, ...]:
+        """Append observations; the tokens of them and of the template's text up to the next turn. They are
+        not part of the sequence before `continue_with`.
+
+        Raises: `TokenizerError` or `DataError` if the template cannot write them.
+        """
+        self.messages += observations
+        follows = self.encoder.follow(self._conversation(), self._text)
+        self._text = follows.text
+        self.rewritten = self.rewritten or not follows.exact
+        return follows.tokens
+
+    def continue_with(self, framing: Sequence[int]) -> None:
+        """Append framing tokens."""
+        self._add(framing)
+
+    @property
+    def next_token(self) -> int:
+        """Index of the token that comes next."""
+        return len(self.tokens)
+
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """`tokens` int32, `trained` bool, `logp` float64, (n,) each."""
+        return (
+            np.array(self.tokens, np.int32),
+            np.array(self.trained, np.bool_),
+            np.array(self.logp, np.float64),
+        )
+
+    def _conversation(self) -> Conversation:
+        return Conversation(messages=(*self.opening, *self.messages), tools=self.tools)
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        self.trained += [False] * len(tokens)
+        self.logp += [0.0] * len(tokens)
+
+
+def call_id(number: int) -> str:
+    """Id of a trajectory's call; nine letters and digits, as Mistral's template wants."""
+    return f"call{number:05d}"

@@ -237,6 +237,39 @@ def gone(pid: int) -> bool:
     return False
 
 
+def test_a_verdict_that_is_no_longer_awaited_ends_the_program(make: Make, tmp_path: Path) -> None:
+    """One group hangs and others wait for their turn; all are given up at once, and the judge goes on."""
+    flag = str(tmp_path / "pid")
+    body = (
+        f"    if not os.path.exists({flag!r}):\n"
+        f"        open({flag!r}, 'w').write(str(os.getpid()))\n"
+        f"        time.sleep(60)\n{GOOD}"
+    )
+    judge = make(body)
+
+    async def run() -> Sequence[Score]:
+        with anyio.move_on_after(1.0) as scope:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(judge.score, GROUP)
+        assert scope.cancelled_caught
+        scores = await judge.score(GROUP)
+        await judge.close()
+        return scores
+
+    began = time.monotonic()
+    assert values(anyio.run(run)) == [0.0, 0.1, 0.2]
+    assert time.monotonic() - began < 10
+    assert gone(int(Path(flag).read_text()))
+
+
+def test_what_is_no_json_is_a_reason(make: Make) -> None:
+    call = ToolCall(name="f", arguments={"x": float("nan")})
+    member = JudgeMember(messages=(Message(role="assistant", content="", tool_calls=(call,)),))
+    [scores] = score(make(GOOD), JudgeGroup(id="g", opening=(), members=(member,)))
+    assert "cannot be sent the group" in scores[0].explanation
+
+
 def test_close_ends_the_program(make: Make, tmp_path: Path) -> None:
     body = f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n{GOOD}"
     score(make(body), GROUP)

@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,8 @@ class JudgeProgram:
         self._process: LineProcess | None = None
         self._turn: RunVar[Any] = RunVar("turn")
         self._closed = False
+        self._waiting = False
+        self._interrupted = False
         self._counts: dict[str, float] = {}
 
     async def score(self, group: JudgeGroup) -> Sequence[Score]:
@@ -43,10 +44,17 @@ class JudgeProgram:
             return []
         turn = self._turn.get(None)
         if turn is None:
-            turn = anyio.CapacityLimiter(1)
+            turn = anyio.Lock()
             self._turn.set(turn)
-        # Waiting for a program would hold up the event loop; a thread waits, for one group at a time.
-        return await anyio.to_thread.run_sync(partial(self._score, group), limiter=turn)
+        async with turn, anyio.create_task_group() as tasks:
+            self._waiting, self._interrupted = True, False
+            tasks.start_soon(self._end_if_cancelled)
+            # Waiting for a program would hold up the event loop, so a thread waits. It is not left behind.
+            with anyio.CancelScope(shield=True):
+                scores = await anyio.to_thread.run_sync(self._score, group)
+                self._waiting = False
+            tasks.cancel_scope.cancel()
+        return scores
 
     def metrics(self) -> Mapping[str, float]:
         """Since the last call: requests (groups sent), failures (groups without a verdict), restarts (the
@@ -64,6 +72,18 @@ class JudgeProgram:
         if process is not None:
             await anyio.to_thread.run_sync(process.close, GRACE_SECONDS)
 
+    async def _end_if_cancelled(self) -> None:
+        """End the program where the verdict is no longer awaited, and so the thread that waits for it."""
+        import anyio
+
+        try:
+            await anyio.sleep_forever()
+        finally:
+            if self._waiting:
+                self._interrupted = True
+                if (process := self._process) is not None:
+                    process.end()
+
     def _score(self, group: JudgeGroup) -> list[Score]:
         began = time.monotonic()
         try:
@@ -79,7 +99,10 @@ class JudgeProgram:
         """Ask about a group. Raises `FaultError` or OSError, after which the process is not used again."""
         if self._closed:
             raise FaultError("is closed")
-        payload = json.dumps(as_record(group), ensure_ascii=False, allow_nan=False)
+        try:
+            payload = json.dumps(as_record(group), ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError) as error:
+            raise FaultError(f"cannot be sent the group: {error}") from error
         data = payload.encode("utf-8", "backslashreplace") + b"\n"
         process = self._running()
         deadline = time.monotonic() + self._config.timeout_secs
@@ -106,6 +129,8 @@ class JudgeProgram:
                 show=_show,
             )
             self._process = process
+            if self._interrupted:  # before there was a process to end
+                process.end()
         return process
 
     def _reason(self, error: FaultError | OSError) -> str:

@@ -58,7 +58,7 @@ class EndedError(FaultError):
 
 
 class LineProcess:
-    """Starts a program and exchanges lines with it. Used by one thread.
+    """Starts a program and exchanges lines with it. Used by one thread, `end` apart.
 
     `show` receives each line of its stderr. Raises OSError where the program cannot be started.
     """
@@ -146,6 +146,10 @@ class LineProcess:
             pipe.close()
         self._open.clear()
         self._log.flush()
+
+    def end(self) -> None:
+        """Kill the process group, from any thread: one that is reading lines sees the process end."""
+        self._kill()
 
     def stderr_text(self) -> str:
         """The last lines of stderr under a heading that counts them; "" if there are none."""

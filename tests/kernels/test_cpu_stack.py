@@ -1,0 +1,277 @@
+"""`decode_blocks`: in one call what the modules compute one by one; rows that do not depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from retrograd.gguf import open_model
+from retrograd.kernel_table import FrozenKernelTable
+from retrograd.nn import CausalLM, KeyValueStore, LoraFactors, Run, build_pass
+from retrograd_hookspecs import ONE_BY_ONE, KernelError, KernelImpl, Parameter
+from retrograd_plugins.kernels.cpu._rows import ROWS_FORMATS
+from retrograd_plugins.kernels.cpu._simd_features import jit_disabled
+from tests.model_support import architecture, build_backend, build_kernels, load_model
+
+needs_jit = pytest.mark.skipif(jit_disabled(), reason="about compiled code; the JIT is switched off")
+CONTEXTS = (5, 1, 40, 23, 16)
+ROOM = 64
+
+
+def make(path: Path, *, rank: int = 0, variants: str = "", table: Any = None, **changes: Any) -> CausalLM:
+    """A model on the cpu; `changes` replace entries of its description."""
+    backend = build_backend("cpu")
+    file = open_model(path)
+    spec = attrs.evolve(architecture(file.architecture).describe(file), **changes)
+    model = CausalLM(file, spec, table or build_kernels(backend, variants), backend)
+    rng = np.random.default_rng(7)
+    if rank:
+        for name, projection in model.projections.items():
+            rows, columns = projection.weight.shape
+            factors = [
+                rng.standard_normal((rank, columns)) / columns**0.5,
+                rng.standard_normal((rows, rank)) * 0.2,
+            ]
+            a, b = (
+                Parameter(name=name, value=one, grad=None, weight=one)
+                for one in (factor.astype(np.float32) for factor in factors)
+            )
+            projection.lora = LoraFactors(a=a, b=b, scale=1.5)
+    return model
+
+
+class Decoding:
+    """Sequences of CONTEXTS tokens in a cache, and passes that go on with some of them."""
+
+    def __init__(self, model: CausalLM, dtype: Any = None) -> None:
+        self.model = model
+        cache = model.new_cache("test", dtype)
+        cache.reserve(len(CONTEXTS) * ROOM, 8)
+        self.store = KeyValueStore(cache=cache)
+        self.rng = np.random.default_rng(11)
+        self.forward([self.run(i, count, 0) for i, count in enumerate(CONTEXTS)], few=False)
+
+    def run(self, sequence: int, count: int = 1, start: int | None = None) -> Run:
+        tokens = self.rng.integers(0, self.model.spec.vocabulary_size, count).astype(np.int32)
+        first = CONTEXTS[sequence] if start is None else start
+        return Run(tokens=tokens, start=first, row=sequence * ROOM)
+
+    def forward(self, runs: Sequence[Run], *, few: bool) -> Any:
+        batch = build_pass(runs, self.model.backend, cache_rows=self.store.cache.rows)
+        if not few:
+            return self.model.forward(batch, self.store).copy()
+        with self.model.few_rows():
+            return self.model.forward(batch, self.store).copy()
+
+    def logits(self, hidden: Any) -> Any:
+        out = np.empty((len(hidden), self.model.spec.vocabulary_size), np.float32)
+        self.model.head.logits(hidden, out)
+        return out
+
+
+def gap(found: Any, expected: Any) -> float:
+    return float((np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)).max())
+
+
+def was_fused(model: CausalLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of the passes that the op served from now on."""
+    served: list[int] = []
+    original = model._fused.forward
+
+    def forward(x: Any, *rest: Any) -> bool:
+        done = original(x, *rest)
+        served.extend([len(x)] if done else [])
+        return done
+
+    monkeypatch.setattr(model._fused, "forward", forward)
+    return served
+
+
+MODELS: Sequence[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"architecture": "llama"}, {}),
+    ({"architecture": "llama", "rope_factors": True}, {"attention_softcap": 3.0}),
+    ({"architecture": "llama"}, {"rope_dimensions": 8, "rope_interleaved": False, "attention_scale": 0.5}),
+    ({"architecture": "qwen2"}, {}),
+    ({"architecture": "qwen3"}, {}),
+    ({"architecture": "gemma3"}, {}),
+    (
+        {"architecture": "llama", "head_count": 3, "head_count_kv": 1, "embedding_length": 96},
+        {"activation": "gelu_tanh"},
+    ),
+]
+
+
+@needs_jit
+@pytest.mark.parametrize("rank", [0, 5, 8])
+@pytest.mark.parametrize("number", range(len(MODELS)))
+def test_float_weights_give_what_the_modules_give(
+    number: int, rank: int, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every architecture: without rounding only the order of sums differs."""
+    options, changes = MODELS[number]
+    model = make(tiny_model(**options), rank=rank, variants="avx512", **changes)
+    decoding = Decoding(model)
+    served = was_fused(model, monkeypatch)
+    for runs in (
+        [decoding.run(i) for i in range(5)],
+        [decoding.run(2)],
+        [decoding.run(0, 3), decoding.run(3), decoding.run(1, 17)],
+    ):
+        exact = decoding.forward(runs, few=False)
+        found = decoding.forward(runs, few=True)
+        assert gap(found, exact) < 3e-5
+        # What it wrote to the cache is what the next pass reads.
+        again = [Run(tokens=run.tokens[-1:], start=run.start + len(run.tokens), row=run.row) for run in runs]
+        after = decoding.forward(again, few=False)
+        decoding.forward(runs, few=False)
+        assert gap(after, decoding.forward(again, few=False)) < 3e-5
+    assert served == [5, 1, 21]
+
+
+@needs_jit
+@pytest.mark.parametrize("architecture_name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", sorted(ROWS_FORMATS))
+def test_every_format_is_near_the_exact_path(
+    name: str, architecture_name: str, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model(
+        architecture=architecture_name,
+        format=name,
+        formats={"*ffn_down*": "Q8_0", "*attn_v*": "Q6_K", "token_embd*": "Q8_0"},
+        embedding_length=256,
+        feed_forward_length=256,
+        head_count=4,
+        head_length=64,
+        block_count=2,
+    )
+    model = make(path, rank=8)
+    decoding = Decoding(model, np.float16)
+    served = was_fused(model, monkeypatch)
+    runs = [decoding.run(i) for i in range(5)]
+    assert gap(decoding.forward(runs, few=True), decoding.forward(runs, few=False)) < 6e-2
+    assert served == [5]
+
+
+@needs_jit
+@pytest.mark.parametrize("dtype", [None, np.float16])
+@pytest.mark.parametrize("name", ["F16", "Q4_1"])
+def test_a_row_depends_on_itself_alone(name: str, dtype: Any, tiny_model: Callable[..., Path]) -> None:
+    """Alone, among others, elsewhere in the pass, and with more than fit the first tables: the same bits."""
+    model = make(tiny_model(architecture="gemma3", format=name), rank=8)
+    decoding = Decoding(model, dtype)
+    runs = [decoding.run(i) for i in range(5)]
+    together = decoding.forward(runs, few=True)
+    for order in ([3], [4, 0], [2, 4, 1, 0, 3]):
+        assert np.array_equal(decoding.forward([runs[i] for i in order], few=True), together[order])
+    longer = [*runs, *[decoding.run(i, 8, CONTEXTS[i] + 1) for i in range(5)]]
+    assert np.array_equal(decoding.forward(longer, few=True)[:5], together)
+
+
+@needs_jit
+def test_a_run_cut_in_two_has_the_bits_of_the_whole(tiny_model: Callable[..., Path]) -> None:
+    model = make(tiny_model(architecture="gemma3", format="Q8_0"))
+    decoding = Decoding(model)
+    whole = decoding.run(2, 12)
+    expected = decoding.forward([whole], few=True)
+    first = attrs.evolve(whole, tokens=whole.tokens[:5])
+    second = attrs.evolve(whole, tokens=whole.tokens[5:], start=whole.start + 5)
+    found = [decoding.forward([part], few=True) for part in (first, second)]
+    assert np.array_equal(np.concatenate(found), expected)
+
+
+@needs_jit
+def test_a_shared_beginning_is_read_where_it_lies(tiny_model: Callable[..., Path]) -> None:
+    """Own keys far from the context: the bits that they have right behind it."""
+    model = make(tiny_model(architecture="llama", format="Q8_0"))
+    decoding = Decoding(model)
+    batch = build_pass([decoding.run(2, 12)], model.backend, cache_rows=decoding.store.cache.rows)
+    with model.few_rows():
+        expected = model.forward(batch, decoding.store).copy()
+        moved = attrs.evolve(batch, segments=np.array([[0, 12, 2 * ROOM, CONTEXTS[2], 4 * ROOM + 30]]))
+        assert np.array_equal(model.forward(moved, decoding.store), expected)
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    "segment",
+    [[0, 2, 0, 5, 5], [0, 1, 0, 5, 5 * ROOM], [0, 1, 5 * ROOM, 5, 5]],
+    ids=["length", "own", "context"],
+)
+def test_segments_that_do_not_fit_are_refused(segment: list[int], tiny_model: Callable[..., Path]) -> None:
+    model = make(tiny_model(architecture="llama", format="Q8_0"))
+    decoding = Decoding(model)
+    batch = build_pass([decoding.run(0)], model.backend, cache_rows=decoding.store.cache.rows)
+    with model.few_rows(), pytest.raises(KernelError, match="decode_blocks: segments"):
+        model.forward(attrs.evolve(batch, segments=np.array([segment])), decoding.store)
+
+
+@needs_jit
+def test_adapters_and_caches_may_come_and_go(tiny_model: Callable[..., Path]) -> None:
+    model = make(tiny_model(architecture="llama"), rank=8, variants="avx512")
+    for decoding in (Decoding(model), Decoding(model, np.float16)):
+        runs = [decoding.run(i) for i in range(3)]
+        with_adapter = decoding.forward(runs, few=True)
+        assert gap(with_adapter, decoding.forward(runs, few=False)) < 2e-3
+        with model.without_adapter():
+            assert gap(decoding.forward(runs, few=True), decoding.forward(runs, few=False)) < 2e-3
+            assert gap(decoding.forward(runs, few=True), with_adapter) > 1e-2
+        first = next(iter(model.projections.values()))
+        assert first.lora is not None
+        first.lora.b.weight[...] *= 2.0  # trained in place
+        assert gap(decoding.forward(runs, few=True), decoding.forward(runs, few=False)) < 2e-3
+        assert gap(decoding.forward(runs, few=True), with_adapter) > 1e-4
+
+
+@needs_jit
+def test_a_pass_with_other_runs_takes_the_ordinary_way(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(tiny_model(architecture="llama", format="Q8_0"))
+    decoding = Decoding(model)
+    served = was_fused(model, monkeypatch)
+    loose = Run(tokens=np.array([1, 2, 3], np.int32))
+    runs = [decoding.run(0), loose]
+    assert gap(decoding.forward(runs, few=True), decoding.forward(runs, few=False)) < 5e-2
+    assert not served
+
+
+@needs_jit
+@pytest.mark.parametrize(
+    "options",
+    [{"head_length": 24, "embedding_length": 96}, {"head_count": 4, "head_count_kv": 1, "head_length": 8}],
+)
+def test_shapes_that_the_op_does_not_serve(
+    options: dict[str, Any], tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(tiny_model(architecture="llama", format="Q8_0", **options))
+    decoding = Decoding(model)
+    served = was_fused(model, monkeypatch)
+    runs = [decoding.run(i) for i in range(3)]
+    assert gap(decoding.forward(runs, few=True), decoding.forward(runs, few=False)) < 5e-2
+    assert not served
+
+
+@needs_jit
+def test_who_replaces_a_part_is_not_passed_over(tiny_model: Callable[..., Path]) -> None:
+    backend = build_backend("cpu")
+    table = build_kernels(backend)
+    assert table.serving("decode_blocks", "Q8_0").fn == table.serving("decode_blocks", "Q4_K").fn
+    mine = KernelImpl(op="rms_norm", fn=table.get("rms_norm"), priority=1000, variant="mine")
+    everything = [impl for found in table._candidates.values() for impl in found]
+    replaced = FrozenKernelTable([*everything, mine], backend.device)
+    assert replaced.serving("decode_blocks", "Q8_0").variant == ONE_BY_ONE
+    model = make(tiny_model(architecture="llama", format="Q8_0"), table=replaced)
+    assert model._fused._decode is None
+
+
+def test_without_a_kernel_the_modules_do_the_work(tiny_model: Callable[..., Path]) -> None:
+    backend = build_backend("reference")
+    model = load_model(tiny_model(architecture="llama"), backend, build_kernels(backend))
+    decoding = Decoding(model)
+    runs = [decoding.run(i) for i in range(2)]
+    assert np.array_equal(decoding.forward(runs, few=True), decoding.forward(runs, few=False))

@@ -342,6 +342,15 @@ def test_the_limit_holds_for_all_groups_together(server: JudgeServer, make: Make
     assert server.most_at_once == 3
 
 
+def test_waiting_for_a_turn_is_not_part_of_the_deadline(server: JudgeServer, make: MakeJudge) -> None:
+    """Five requests of 0.3 seconds, one after another, each with a deadline of one second."""
+    server.delay = 0.3
+    judge = make(max_concurrency=1, timeout_secs=1.0)
+    found = judged(judge, *(worths(0.1 * i, 0.5) for i in range(5)))
+    assert [scores[0].value for scores in found] == pytest.approx([0.1 * i for i in range(5)])
+    assert judge.metrics()["retries"] == 0
+
+
 def test_a_judge_goes_from_one_event_loop_to_the_next(server: JudgeServer, make: MakeJudge) -> None:
     import anyio
 

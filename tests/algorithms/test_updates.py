@@ -95,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "masked": {
         "group_size": 12,
         "mask_truncated": True,
-        "sampling": SAMPLING | {"max_new_tokens": 14},
+        "sampling": SAMPLING | {"max_new_tokens": 14, "seed": 3},
         "overlong_penalty": {"buffer_tokens": 7, "max_penalty": 0.7},
     },
 }

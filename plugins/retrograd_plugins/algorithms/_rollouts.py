@@ -177,7 +177,7 @@ def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "completions/length_min": float(lengths.min()),
         "completions/length_max": float(lengths.max()),
         "completions/truncated_fraction": sum(r.finish == "length" for r in members) / len(members),
-        "policy/entropy": float(np.mean(np.concatenate(logp))),
+        "policy/entropy": float(np.mean(np.concatenate(logp))) if lengths.any() else 0.0,
     }
     if rewards.size:
         metrics |= {
@@ -199,7 +199,7 @@ def _spread(group: RolloutGroup) -> float | None:
     values = [r.total for r in group.members if r.total is not None and not r.excluded]
     if len(values) < 2:
         return None
-    return float(np.std(values)) if max(values) != min(values) else 0.0
+    return 0.0 if all_equal(values) else float(np.std(values))
 
 
 def pass_at_k(passed: int, samples: int, k: int) -> float:
@@ -248,6 +248,11 @@ def _pass_rate(groups: Sequence[RolloutGroup], k: int) -> float:
             passed = sum(value >= 1.0 for value in values)
             rates.append(pass_at_k(passed, len(values), min(k, len(values))))
     return float(np.mean(rates))
+
+
+def all_equal(rewards: Sequence[float]) -> bool:
+    """True if rewards differ by no more than what rounding leaves of sums that are equal."""
+    return max(rewards) - min(rewards) <= 1e-12 * max(1.0, *map(abs, rewards))
 
 
 def lost_rewards(groups: Sequence[RolloutGroup]) -> list[Rollout]:

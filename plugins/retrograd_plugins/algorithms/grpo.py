@@ -72,7 +72,7 @@ from ._judging import Judging
 from ._kl import KlCoefficient, KlScheduleConfig
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
-from ._rollouts import Draw, why_lost, why_stalled
+from ._rollouts import Draw, all_equal, why_lost, why_stalled
 from ._sampling import NeutralSamplingConfig
 
 if TYPE_CHECKING:
@@ -318,10 +318,12 @@ class Grpo(RolloutAlgorithm):
             group.dropped = f"fewer than two answers are left: {_first_exclusion(group.members)}"
             return
         totals = [rollout.total for rollout in members if rollout.total is not None]
-        advantages = group_advantages(totals, self._config.baseline)
-        if not np.any(advantages):
+        if not np.all(np.isfinite(totals)):
+            raise RolloutError(f"{group.source}: a hook made a reward {totals}: rewards are finite numbers")
+        if all_equal(totals):
             group.dropped = EQUAL
             return
+        advantages = group_advantages(totals, self._config.baseline)
         for rollout, advantage in zip(members, advantages, strict=True):
             rollout.advantage = np.where(rollout.trained, advantage, 0.0)
 

@@ -65,10 +65,12 @@ def test_before_the_first_batch(tmp_path: Path, body: str, words: list[str]) -> 
         ("answer(lines); time.sleep(600)", ["did not answer in time", "all 3 answers of the batch"]),
         ("answer(lines[:2]); write(end)", ["closed the batch too early", "number 3 of 3"]),
         ("answer(lines); echo(lines[2], reward=1); write(end)", ["a reply too many", '_index": 2']),
+        ("answer(lines); sys.stdout.write((json.dumps(end) + '\\n') * 2)", ["after it had closed the batch"]),
         ("answer(lines); write(end); write(end); time.sleep(600)", ["nothing asked|after it had|late"]),
         ("answer([lines[1], lines[0], lines[2]])", ["_index': 1 where 0 is due: replies come in"]),
         ("answer([lines[0], lines[0], lines[2]])", ["_index': 0 where 1 is due: a late or second"]),
-        ("echo({**lines[0], '_retrograd_index': True}, reward=1)", ["'_retrograd_index': true where 0"]),
+        ("echo({**lines[0], '_retrograd_index': False}, reward=1)", ["'_retrograd_index': false where 0"]),
+        ("echo({**lines[0], '_retrograd_index': 0.0}, reward=1)", ["'_retrograd_index': 0.0 where 0"]),
         ("echo({**lines[0], '_retrograd_batch': 7}, reward=1)", ["'_retrograd_batch': 7 where 1 is due"]),
         ("echo({**lines[0], '_retrograd_batch': '1'}, reward=1)", ["""_batch': "1" where 1 is due"""]),
         ("write({'reward': 1, '_retrograd_batch': 1})", ["without '_retrograd_index'", "reply repeats it"]),
@@ -139,6 +141,21 @@ def test_oneshot(tmp_path: Path, body: str, words: list[str]) -> None:
     text = failure(tmp_path, body + "\n", answers, mode="oneshot", timeout_seconds=1.5)
     for word in [*words, "in batch 1, oneshot"]:
         assert word in text, text
+
+
+def test_a_program_that_answers_what_it_has_not_read(tmp_path: Path) -> None:
+    """Its numbers can be guessed; what it was sent fills the pipe."""
+    body = (
+        "handshake()\n"
+        "echo({'_retrograd_batch': 1, '_retrograd_index': 0}, reward=1)\n"
+        "write({'_retrograd_batch_end': 1})\n"
+        "open('sent', 'w'); time.sleep(600)\n"
+    )
+    text = failure(tmp_path, body, [Answer(prompt="p", completion="x" * 2**22)])
+    assert "nothing asked for, before this batch" in text or "before it had read all of it" in text
+    waits = body.replace("echo(", "sys.stdin.read(1)\necho(", 1)
+    text = failure(tmp_path, waits, [Answer(prompt="p", completion="x" * 2**22)])
+    assert "closed the batch before it had read all of it" in text
 
 
 def test_late_lines(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from .errors import (
     TrainingError,
 )
 from .kernels import (
+    ABSENT,
     ANY_FORMAT,
     FUSED,
     ONE_BY_ONE,
     OPS,
     OPS_BY_FORMAT,
+    OPTIONAL,
     STAND_INS,
     Backend,
     BlockOperands,
@@ -92,12 +94,14 @@ from .training import (
 )
 
 __all__ = [
+    "ABSENT",
     "ANY_FORMAT",
     "FUSED",
     "KINDS",
     "ONE_BY_ONE",
     "OPS",
     "OPS_BY_FORMAT",
+    "OPTIONAL",
     "PROJECT",
     "STAND_INS",
     "Algorithm",

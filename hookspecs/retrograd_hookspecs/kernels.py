@@ -32,7 +32,7 @@ segments with `context_length` 0.
 | `matmul_input_grad` (by format) | `(dout (T,N), w, dx (T,K), accumulate: bool)`: dx = dout·W, or adds to dx |
 | `matmul_few` (by format, optional) | as `matmul`, for few rows; may round activations to 8 bits, so not bit for bit `matmul`. For `training.fast_sampling_context` only. Where there is none, `matmul` serves |
 | `project` (by format, optional) | `(x (T,K), weights, adapters, outs)`: sequences with one entry a projection: out (T,N) = x·Wᵀ, and with an adapter as `lora_forward`. Without: `matmul` and `lora_forward` |
-| `project_backward` (by format, optional) | `(douts, x, weights, adapters, dx (T,K), accumulate: bool)`: dx = the sum of dout·W over the projections, or adds to dx; with adapters as `lora_backward`. Without: `matmul_input_grad` and `lora_backward` |
+| `project_backward` (by format, optional) | `(douts, x, weights, adapters, dx (T,K), accumulate: bool, precise: bool = False)`: dx = the sum of dout·W over the projections, or adds to dx; with adapters as `lora_backward`. `precise` asks for the precision of `project` where the kernel would round more. Without: `matmul_input_grad` and `lora_backward` |
 | `decode_blocks` (by format, optional) | `(x (T,E) in place, positions int32 (T,), segments, stack)`: all decoder blocks of a `BlockStack` on a few tokens, whose keys and values are written to its caches. Products and their rounding are those of `matmul_few`. Returns False, with nothing changed, for shapes that it does not serve, else True. Without: the ops of its parts |
 | `embedding` (by format) | `(ids int32 (T,), w, scale: float, out (T,K))`: out = scale·W[ids] |
 | `lora_forward` | `(x (T,K), a (r,K), b (N,r), scale, hidden (T,r), out (T,N))`: hidden = x·aᵀ; adds scale·hidden·bᵀ to out |
@@ -49,6 +49,8 @@ segments with `context_length` 0.
 | `scale` | `(factor: float, out)`: out *= factor |
 | `logsumexp_tile` | `(logits (T,V'), first: int, targets int32 (T,), softcap, running_max (T,), running_sum (T,), target_logit (T,))`: folds vocabulary entries [first, first+V') in; running_max starts at -inf, running_sum at 0; logits are capped in place; a target inside the tile sets target_logit. logsumexp = running_max + log(running_sum) |
 | `softmax_grad_tile` | `(logits (T,V'), first: int, targets int32 (T,), softcap, lse (T,), dlogp (T,))`: logits (uncapped) are overwritten by dlogp·(onehot(target) − softmax), through the cap |
+| `narrow` (optional) | `(x F, out uint16)`, both of one shape: x in 16 bits of the kernel's own format, as close as the kernel's products are to F. Modules keep activations for the backward pass in it; where there is none, as they are |
+| `widen` (optional) | `(x uint16, out F)`: what `narrow` wrote, rounded |
 | `adamw` | `(value, grad, first_moment, second_moment, lr, beta1, beta2, eps, weight_decay, step: int)` all 1-D float32; updates value and moments in place (Loshchilov & Hutter 2019, algorithm 2, bias-corrected) |
 | `sgd` | `(value, grad, momentum_buffer, lr, momentum, weight_decay)` likewise |
 | `sum_squares` | `(x 1-D) -> float`: in float64, in a fixed order |
@@ -76,6 +78,10 @@ OPS_BY_FORMAT = (
 )
 STAND_INS = {"matmul_few": "matmul"}
 """Optional ops, and the op of the same arguments that serves where no kernel implements them."""
+OPTIONAL = ("narrow", "widen")
+"""Optional ops that modules do without where no kernel implements them."""
+ABSENT = "absent"
+"""Variant of an optional op that no kernel implements."""
 FUSED = {
     "project": ("matmul", "lora_forward"),
     "project_backward": ("matmul_input_grad", "lora_backward"),
@@ -113,6 +119,8 @@ OPS = (
     "add_bias",
     "add",
     "scale",
+    "narrow",
+    "widen",
     "logsumexp_tile",
     "softmax_grad_tile",
     "adamw",

@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 from retrograd_hookspecs import (
+    ABSENT,
     ANY_FORMAT,
     FUSED,
     ONE_BY_ONE,
     OPS,
     OPS_BY_FORMAT,
+    OPTIONAL,
     STAND_INS,
     DeviceInfo,
     KernelError,
@@ -45,8 +47,9 @@ def project_backward(
     adapters: Sequence[LowRank | None],
     dx: Any,
     accumulate: bool,
+    precise: bool = False,
 ) -> None:
-    """The op `project_backward` by its parts."""
+    """The op `project_backward` by its parts, which round as they do, whether `precise` or not."""
     for dout, weight, adapter in zip(douts, weights, adapters, strict=True):
         table.get("matmul_input_grad", weight.format)(dout, weight, dx, accumulate)
         accumulate = True
@@ -57,7 +60,7 @@ def project_backward(
 
 
 def not_served(*arguments: Any) -> bool:
-    """The op `decode_blocks` where no kernel serves it: modules call the parts."""
+    """An op that no kernel serves and modules do without, such as `decode_blocks`: they call the parts."""
     return False
 
 
@@ -103,6 +106,8 @@ class FrozenKernelTable:
             candidates = self.candidates(*key)
             if not candidates and op in STAND_INS:
                 return self.serving(STAND_INS[op], format)
+            if not candidates and op in OPTIONAL:
+                return KernelImpl(op=op, fn=not_served, variant=ABSENT)
             if not candidates:
                 raise KernelError(
                     f"no kernel of backend {self._device.backend!r} serves {op}"

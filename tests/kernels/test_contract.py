@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retrograd.testing.kernels import check_kernel_impls
-from retrograd_hookspecs import OPS, KernelImpl
+from retrograd_hookspecs import OPS, OPTIONAL, KernelImpl
 from retrograd_hookspecs.kernels import FUSED, STAND_INS
 from retrograd_plugins.kernels.cpu._simd_features import jit_disabled
 from tests.kernels.support import CPU_GROUPS, REFERENCE_GROUPS, all_kernels, backend, kernels
@@ -36,7 +36,7 @@ def test_reference_kernels_keep_the_bitwise_rule(group: str) -> None:
 
 def test_the_reference_serves_every_op() -> None:
     served = {impl.op for impl in all_kernels("reference", REFERENCE_GROUPS)}
-    assert served == set(OPS) - set(STAND_INS) - set(FUSED)
+    assert served == set(OPS) - set(STAND_INS) - set(FUSED) - set(OPTIONAL)
 
 
 def test_variants_are_named() -> None:

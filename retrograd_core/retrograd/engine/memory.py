@@ -16,8 +16,10 @@ import numpy.typing as npt
 from retrograd.nn.model import CausalLM
 from retrograd.nn.projection import LoraFactors
 from retrograd_hookspecs import (
+    OPTIONAL,
     DeviceInfo,
     KernelImpl,
+    KernelTable,
     LossBatch,
     LossResult,
     Parameter,
@@ -77,7 +79,7 @@ def workspace_sizes(
     shadow = CausalLM(
         model.file,
         model.spec,
-        _IdleKernels(),
+        _IdleKernels(model.kernels),
         _ShapeBackend(model.backend.compute_dtype),
         token_capacity=max(model.workspace.token_capacity, settings.micro_batch),
     )
@@ -147,13 +149,17 @@ class _ShapeBackend:
 
 
 class _IdleKernels:
-    """A kernel table whose ops do nothing."""
+    """A kernel table whose ops do nothing; it has those that `kernels` has."""
+
+    def __init__(self, kernels: KernelTable) -> None:
+        self._kernels = kernels
 
     def get(self, op: str, format: str = "") -> Callable[..., Any]:
         return _idle
 
     def serving(self, op: str, format: str = "") -> KernelImpl:
-        return KernelImpl(op=op, format=format, fn=_idle)
+        variant = self._kernels.serving(op, format).variant if op in OPTIONAL else ""
+        return KernelImpl(op=op, format=format, fn=_idle, variant=variant)
 
 
 def _idle(*_: Any) -> None:

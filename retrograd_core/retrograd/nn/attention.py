@@ -9,6 +9,7 @@ import attrs
 from retrograd_hookspecs import ArchitectureSpec, BlockStyle, KernelTable
 
 from .batch import PassBatch
+from .kept import KeptArrays
 from .kv_cache import KVCache, KVGradients
 from .norm import RMSNorm
 from .projection import Projection, ProjectionGroup
@@ -50,7 +51,9 @@ class Attention:
     ) -> None:
         self.q, self.k, self.v, self.output = q, k, v, output
         self._inputs = ProjectionGroup((q, k, v), kernels)
-        self._output = ProjectionGroup((output,), kernels)
+        # The gradient by a value is a sum over all queries that see it, in which the errors that rounded
+        # weights make alike for all tokens add up, while the rest may nearly cancel.
+        self._output = ProjectionGroup((output,), kernels, precise_gradient=True)
         self.q_norm, self.k_norm = q_norm, k_norm
         self._block = block
         self._heads, self._kv_heads, self._size = spec.head_count, spec.head_count_kv, spec.head_length
@@ -60,6 +63,7 @@ class Attention:
         self._interleaved = spec.rope_interleaved
         self.rope_table = rope_table
         self._scratch = scratch
+        self._kept = KeptArrays(kernels, scratch)
         self._rope = kernels.get("rope")
         self._attend = kernels.get("attention")
         self._attend_backward = kernels.get("attention_backward")
@@ -67,22 +71,29 @@ class Attention:
     def forward(self, x: Any, out: Any, batch: PassBatch, keep: Scope, store: KeyValueStore | None) -> None:
         """x (T, E) to out (T, E); keeps q, k, v, the heads' outputs and their logsumexp."""
         tokens = batch.length
-        q, k, v = self._projected(tokens, keep)
-        self._inputs.forward(x, [_flat(q), _flat(k), _flat(v)], keep)
-        q, k = self._normalised(q, k, tokens, keep)
+        fresh = self._kept.fresh
+        raw_q = fresh("q", keep, tokens, self._heads, self._size)
+        raw_k, v = (fresh(name, keep, tokens, self._kv_heads, self._size) for name in ("k", "v"))
+        self._inputs.forward(x, [_flat(raw_q), _flat(raw_k), _flat(v)], keep)
+        q, k = self._normalised(raw_q, raw_k, tokens, keep)
         self._rotate(q, k, batch, inverse=False)
         keys, values = self._keys_values(k, v, batch, store)
-        heads, lse = self._attended(tokens, keep)
+        heads = fresh("heads", keep, tokens, self._heads, self._size)
+        lse = keep.rows("lse", tokens, self._heads)
         self._attend(q, keys, values, batch.segments, self._scale, self.window, self._softcap, heads, lse)
         self._output.forward(_flat(heads), [out], keep)
+        for name, array in (("q", raw_q), ("k", raw_k), ("v", v), ("heads", heads)):
+            self._kept.save(name, array, keep)
 
     def backward(
         self, dout: Any, x: Any, dx: Any, batch: PassBatch, keep: Scope, store: KeyValueStore | None
     ) -> None:
         """Overwrites dx (T, E)."""
         tokens = batch.length
-        raw_q, raw_k, v = self._projected(tokens, keep)
-        heads, lse = self._attended(tokens, keep)
+        load = self._kept.load
+        raw_q, heads = (load(name, keep, tokens, self._heads, self._size) for name in ("q", "heads"))
+        raw_k, v = (load(name, keep, tokens, self._kv_heads, self._size) for name in ("k", "v"))
+        lse = keep.rows("lse", tokens, self._heads)
         dheads = self._scratch.rows("attention.dheads", tokens, self._heads, self._size)
         self._output.backward([dout], _flat(heads), _flat(dheads), keep)
         q, k = raw_q, raw_k
@@ -102,16 +113,6 @@ class Attention:
             self._norm_backward(self.k_norm, "k", dk, raw_k, k, keep)
             dq, dk = q, k
         self._inputs.backward([_flat(dq), _flat(dk), _flat(dv)], x, dx, keep)
-
-    def _projected(self, tokens: int, keep: Scope) -> tuple[Any, Any, Any]:
-        return (
-            keep.rows("q", tokens, self._heads, self._size),
-            keep.rows("k", tokens, self._kv_heads, self._size),
-            keep.rows("v", tokens, self._kv_heads, self._size),
-        )
-
-    def _attended(self, tokens: int, keep: Scope) -> tuple[Any, Any]:
-        return keep.rows("heads", tokens, self._heads, self._size), keep.rows("lse", tokens, self._heads)
 
     def _normalised(self, q: Any, k: Any, tokens: int, keep: Scope) -> tuple[Any, Any]:
         """q and k themselves, or their norms in scratch arrays."""

@@ -190,7 +190,7 @@ class CausalLM:
         first two slots take turns as input and output."""
         for index in blocks:
             out = self._keep((index + 1) % 2).rows("x", *x.shape)
-            self.blocks[index].forward(x, out, batch, self._keep(0), store)
+            self.blocks[index].forward(x, out, batch, self.workspace.scope("kept/0", keeps=False), store)
             x = out
         return x
 

@@ -62,8 +62,11 @@ class Projection:
 class ProjectionGroup:
     """Projections of one input, which kernels may compute in one pass."""
 
-    def __init__(self, members: Sequence[Projection], kernels: KernelTable) -> None:
+    def __init__(
+        self, members: Sequence[Projection], kernels: KernelTable, *, precise_gradient: bool = False
+    ) -> None:
         self._members = tuple(members)
+        self._precise = precise_gradient
         self._add_bias = kernels.get("add_bias")
         self._few = [kernels.get("matmul_few", member.weight.format) for member in members]
         self._lora_forward = kernels.get("lora_forward")
@@ -89,7 +92,7 @@ class ProjectionGroup:
         """Gradient by x into dx, and by the adapters' factors into their `grad`."""
         weights, adapters = self._operands(x.shape[0], keep, gradients=True)
         for number, (function, chosen) in enumerate(self._backward):
-            function(chosen(douts), x, chosen(weights), chosen(adapters), dx, number > 0)
+            function(chosen(douts), x, chosen(weights), chosen(adapters), dx, number > 0, self._precise)
 
     def _operands(self, tokens: int, keep: Scope, *, gradients: bool) -> tuple[list[Any], list[Any]]:
         adapters = [member.adapter(tokens, keep, gradients=gradients) for member in self._members]

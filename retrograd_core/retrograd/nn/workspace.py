@@ -47,9 +47,9 @@ class Workspace:
             self.allocations += 1
         return buffer[:size].reshape(shape)
 
-    def scope(self, prefix: str) -> Scope:
-        """A view of this workspace in which all names begin with `prefix`."""
-        return Scope(self, prefix)
+    def scope(self, prefix: str, *, keeps: bool = True) -> Scope:
+        """A view of this workspace in which all names begin with `prefix`; `keeps` as in `Scope`."""
+        return Scope(self, prefix, keeps=keeps)
 
     def sizes(self) -> Iterator[tuple[str, int]]:
         """Name and bytes of every array."""
@@ -60,8 +60,10 @@ class Workspace:
 class Scope:
     """Names of a workspace under a prefix: the arrays of one block, or scratch that blocks share."""
 
-    def __init__(self, workspace: Workspace, prefix: str) -> None:
+    def __init__(self, workspace: Workspace, prefix: str, *, keeps: bool = True) -> None:
         self.workspace = workspace
+        self.keeps = keeps
+        """False for the arrays of a pass that no backward pass follows: they may hold anything after it."""
         self._prefix = prefix
 
     def rows(self, name: str, count: int, *tail: int, dtype: npt.DTypeLike | None = None) -> Any:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import numpy as np
 from numba import njit
 
@@ -32,6 +33,7 @@ from ._simd_memory import peek, poke
 from ._simd_tiles import (
     convert_bfloats,
     pack_tile_from_columns,
+    pack_tiles_from_columns,
     pack_tiles_from_rows,
     poke_bfloat,
     poke_split,
@@ -63,16 +65,17 @@ def tile_variant() -> Variant:
             "the amx kernels cannot run in this process: the processor has no AMX, or the system refused"
             " its tile state; set [plugin.cpu] kernels to another variant, or to auto"
         )
+    forward = Product(
+        convert=compiled(PACK_SIGNATURE, _split),
+        pack=compiled(PACK_SIGNATURE, _pack_rows),
+        multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(halves=2)),
+        activation_step=2 * GROUP,
+        depth=2048,
+        whole_steps=True,
+    )
     return Variant(
         name="amx",
-        forward=Product(
-            convert=compiled(PACK_SIGNATURE, _split),
-            pack=compiled(PACK_SIGNATURE, _pack_rows),
-            multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(halves=2)),
-            activation_step=2 * GROUP,
-            depth=2048,
-            whole_steps=True,
-        ),
+        forward=forward,
         gradient=Product(
             convert=compiled(PACK_SIGNATURE, _convert),
             pack=compiled(PACK_SIGNATURE, _pack_columns),
@@ -82,6 +85,7 @@ def tile_variant() -> Variant:
             depth=2048,
             whole_steps=True,
         ),
+        precise_gradient=attrs.evolve(forward, pack=compiled(PACK_SIGNATURE, _pack_split_columns)),
         width=WIDTH,
         token_block=WIDTH,
         tiles=True,
@@ -144,6 +148,20 @@ def _pack_columns(source: Any, stride: Any, count: Any, columns: Any, b: Any, b_
         for j in range(0, padded, 16):
             place = b + 4 * (j // WIDTH) * b_stride + (i // WIDTH * 2 + j // 16 % 2) * TILE_BYTES
             pack_tile_from_columns(source + 4 * (i * stride + j), 4 * stride, place)
+
+
+def _pack_split_columns(source: Any, stride: Any, count: Any, columns: Any, b: Any, b_stride: Any) -> None:
+    padded = (columns + WIDTH - 1) // WIDTH * WIDTH
+    for i in range(count):
+        for j in range(columns, padded):
+            poke(source + 4 * (i * stride + j), np.float32(0.0))
+    for i in range(count, (count + WIDTH - 1) // WIDTH * WIDTH):
+        for j in range(padded):
+            poke(source + 4 * (i * stride + j), np.float32(0.0))
+    for i in range(0, count, WIDTH):
+        for j in range(0, padded, 16):
+            place = b + 4 * (j // WIDTH) * b_stride + (i // WIDTH * 2 + j // 16 % 2) * TILE_PAIR
+            pack_tiles_from_columns(source + 4 * (i * stride + j), 4 * stride, place, place + TILE_BYTES)
 
 
 def _make_multiply(halves: int) -> Callable[..., None]:

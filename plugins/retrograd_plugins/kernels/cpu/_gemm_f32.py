@@ -41,10 +41,12 @@ def float_variant(name: str) -> Variant:
         activation_step=2 * rows,
         depth=1024 if lanes == 16 else 512,
     )
+    gradient = attrs.evolve(forward, pack=compiled(PACK_SIGNATURE, _make_pack_columns(lanes)))
     return Variant(
         name=name,
         forward=forward,
-        gradient=attrs.evolve(forward, pack=compiled(PACK_SIGNATURE, _make_pack_columns(lanes))),
+        gradient=gradient,
+        precise_gradient=gradient,
         width=VECTORS * lanes,
         token_block=rows,
     )

@@ -64,6 +64,8 @@ class Variant:
     """X·Wᵀ, to float32's precision."""
     gradient: Product
     """dY·W."""
+    precise_gradient: Product
+    """As `gradient`, to float32's precision."""
     width: int
     """Columns of a sub-panel of B."""
     token_block: int
@@ -105,10 +107,12 @@ def python_variant() -> Variant:
         activation_step=2 * PYTHON_BLOCK,
         depth=512,
     )
+    gradient = attrs.evolve(forward, pack=_pack_columns)
     return Variant(
         name="portable",
         forward=forward,
-        gradient=attrs.evolve(forward, pack=_pack_columns),
+        gradient=gradient,
+        precise_gradient=gradient,
         width=PYTHON_WIDTH,
         token_block=PYTHON_BLOCK,
     )

@@ -173,6 +173,7 @@ class ProjectOps:
         adapters: Sequence[LowRank | None],
         dx: Floats,
         accumulate: bool,
+        precise: bool = False,
     ) -> None:
         """dx (T, K) = the sum of dout · W + scale · dout · b · a, or adds to it; adds to each da and db.
 
@@ -194,7 +195,7 @@ class ProjectOps:
                 part = slice(first, min(tokens, first + step))
                 lows = [one and attrs.evolve(one, hidden=one.hidden[part]) for one in adapters]
                 parts = [dout[part] for dout in douts]
-                self._backward(parts, x[part], weights, lows, dx[part], bool(accumulate))
+                self._backward(parts, x[part], weights, lows, dx[part], bool(accumulate), precise)
 
     def _forward(
         self,
@@ -235,9 +236,10 @@ class ProjectOps:
         adapters: Sequence[LowRank | None],
         dx: Floats,
         accumulate: bool,
+        precise: bool,
     ) -> None:
         variant = self._load_variant()
-        product = variant.gradient
+        product = variant.precise_gradient if precise else variant.gradient
         step = max(variant.width, *(FORMATS[weight.format].values for weight in weights))
         panel = max(step, PANEL // step * step)
         while panel // 2 >= step and -(-weights[0].columns // panel) < 4 * self._threads:

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from ._simd import F32, FLOATS, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
+from ._simd import F16, F32, FLOATS, I8, I16, I32, I64, compiled_form, constant_vector, function, splat
 from ._simd_features import has_fused_multiply_add
 
 VOID = ir.VoidType()
@@ -218,6 +218,26 @@ def store_bfloats(place: int, lanes: Any) -> None:
     raise RuntimeError("store_bfloats has a compiled form only")
 
 
+def _emit_store_halves(builder: Any, place: Any, lanes: Any) -> None:
+    _store_vector(builder, place, builder.fptrunc(lanes, ir.VectorType(F16, lanes.type.count)))
+
+
+@compiled_form(lambda place, lanes: (types.void, (types.int64, FLOATS), _emit_store_halves))
+def store_halves(place: int, lanes: Any) -> None:
+    """Store float32 lanes rounded to float16; needs a processor that converts them (F16C)."""
+    raise RuntimeError("store_halves has a compiled form only")
+
+
+def _emit_load_halves(builder: Any, place: Any) -> Any:
+    return builder.fpext(_load_vector(builder, place, F16, FLOATS.llvm.count), FLOATS.llvm)
+
+
+@compiled_form(lambda place: (FLOATS, (types.int64,), _emit_load_halves))
+def load_halves(place: int) -> Any:
+    """16 float16 as float32 lanes; as `store_halves`."""
+    raise RuntimeError("load_halves has a compiled form only")
+
+
 def _emit_poke_bfloat(builder: Any, place: Any, value: Any) -> None:
     narrow = builder.bitcast(builder.fptrunc(value, BFloatType()), I16)
     builder.store(narrow, builder.inttoptr(place, I16.as_pointer()), align=2)
@@ -318,6 +338,21 @@ def _emit_pack_columns(builder: Any, source: Any, stride: Any, target: Any) -> N
 def pack_tile_from_columns(source: int, stride: int, target: int) -> None:
     """Right operand tile from 32 rows of 16 float32, which are rows of B: pairs interleaved."""
     raise RuntimeError("pack_tile_from_columns has a compiled form only")
+
+
+def _emit_split_columns(builder: Any, source: Any, stride: Any, high: Any, low: Any) -> None:
+    for pair in range(16):
+        first, second = (
+            _load_vector(builder, _offset(builder, source, stride, 2 * pair + i), F32, 16) for i in range(2)
+        )
+        for place, half in zip((high, low), split_pairs(builder, first, second), strict=True):
+            _store_vector(builder, builder.add(place, ir.Constant(I64, 64 * pair)), half)
+
+
+@compiled_form(_all_integers(_emit_split_columns))
+def pack_tiles_from_columns(source: int, stride: int, high: int, low: int) -> None:
+    """As `pack_tile_from_columns`, in halves."""
+    raise RuntimeError("pack_tiles_from_columns has a compiled form only")
 
 
 # AMX. Registers 0-3 accumulate, 4-7 hold operands.

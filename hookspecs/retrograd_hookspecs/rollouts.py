@@ -100,7 +100,8 @@ class Rollout:
     wrote the token; `logp` float64 (n,) is the log-probability it was drawn with, 0 elsewhere. `messages`
     is what followed the prompt. `total` is the reward that advantages are taken of, None until it is known or
     if there is none; `advantage` (n,) is 0 where nothing is trained. `excluded` says why the rollout is not
-    trained; "" if it is. `step_rewards` are pairs of the index of a step's first token and its reward.
+    trained; "" if it is. `step_rewards` are pairs of the index of the first token after a step's call and the
+    step's reward; `final_state` is what the environment ended in, for the judge.
     """
 
     id: str
@@ -116,6 +117,7 @@ class Rollout:
     advantage: npt.NDArray[np.float64] | None = None
     excluded: str = ""
     step_rewards: tuple[tuple[int, float], ...] = ()
+    final_state: str | None = None
     metrics: Mapping[str, float] = attrs.field(factory=dict)
 
     @property
@@ -142,7 +144,7 @@ class RolloutGroup:
     dropped: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Scenario:
     """A task of a scenario file. `origin` is `file:line`; `metadata` may hold `rubric` and `env`."""
 

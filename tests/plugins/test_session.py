@@ -59,7 +59,7 @@ def test_a_name_like_no_other_gets_the_likely_pip_line(session: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("algorithms", "agent_grpo"), ("trainables", "full"), ("backends", "cuda")]
+    ("kind", "name"), [("algorithms", "preference"), ("trainables", "full"), ("backends", "cuda")]
 )
 def test_what_is_still_to_come_is_said_to_be(session: Make, kind: str, name: str) -> None:
     with pytest.raises(PluginError, match="not in this version of retrograd yet"):

@@ -105,8 +105,23 @@ class Judging:
             raise
 
 
-async def judge_groups(judge: Judge, groups: Sequence[RolloutGroup]) -> None:
-    """Compare the members of each group that have a reward; a verdict of kind "error" drops the group.
+def answers_of(group: RolloutGroup) -> JudgeGroup:
+    """The answers of a group as the judge sees them."""
+    return JudgeGroup(
+        id=group.id,
+        opening=group.messages,
+        members=tuple(JudgeMember(messages=r.messages) for r in group.members if not r.excluded),
+        rubric=group.rubric,
+    )
+
+
+async def judge_groups(
+    judge: Judge,
+    groups: Sequence[RolloutGroup],
+    shown: Callable[[RolloutGroup], JudgeGroup] = answers_of,
+) -> None:
+    """Compare the members of each group that are not excluded; a verdict of kind "error" drops the group.
+    `shown` makes what the judge sees.
 
     Raises: `RolloutError` if the judge does not give one score a member; what the judge raises.
     """
@@ -114,14 +129,7 @@ async def judge_groups(judge: Judge, groups: Sequence[RolloutGroup]) -> None:
 
     async def one(group: RolloutGroup) -> None:
         members = [rollout for rollout in group.members if not rollout.excluded]
-        scores = await judge.score(
-            JudgeGroup(
-                id=group.id,
-                opening=group.messages,
-                members=tuple(JudgeMember(messages=rollout.messages) for rollout in members),
-                rubric=group.rubric,
-            )
-        )
+        scores = await judge.score(shown(group))
         if len(scores) != len(members):
             raise RolloutError(f"the judge gave {len(scores)} scores for {len(members)} answers")
         for rollout, score in zip(members, scores, strict=True):

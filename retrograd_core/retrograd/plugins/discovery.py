@@ -11,7 +11,7 @@ import attrs
 from retrograd_hookspecs import KINDS, PluginError
 
 PLANNED = {
-    "algorithms": ("distill", "preference", "agent_grpo"),
+    "algorithms": ("distill", "preference"),
     "trainables": ("full", "partial", "hybrid"),
     "optimizers": ("muon", "gefen"),
     "backends": ("cuda",),

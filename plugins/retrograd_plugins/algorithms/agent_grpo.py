@@ -1,0 +1,624 @@
+"""Agentic GRPO: the model works on multi-turn tasks with tools, and whole trajectories are compared.
+
+J = 1/(N·L) · Σ_i Σ_t [ min(r_{i,t}·A_{i,t}, clip(r_{i,t}, 1 − ε_low, 1 + ε_high)·A_{i,t}) − β·k3(π_ref/π) ]
+A_{i,t} = R_i − mean of the group + (G_{i,t} − mean of the trajectory)
+
+over the tokens that the policy wrote; prompts, framing and tool results are context. R_i is the final reward
+with the rewards of steps, G_{i,t} the sum of the rewards of steps that start at or after token t. L = min(
+max_turns × max_new_tokens_per_turn, max_trajectory_tokens). The reward is the environment's; a group that it
+does not grade is compared by the judge. One optimizer step is one pass over all trajectories of the update.
+
+Minimal TOML::
+
+    [run]
+    algorithm = "agent_grpo"
+    [model]
+    path = "model.gguf"
+    [output]
+    path = "agent.gguf"
+    [lora]
+    [training]
+    ctx = 4096
+    micro_batch = 512
+    lr = 1e-5
+    [agent]
+    scenarios = "scenarios.jsonl"
+    updates = 100
+    scenarios_per_update = 2
+    [agent.environment]
+    type = "container"
+    [agent.environment.tools]
+    default = "python"
+
+Sources: as `grpo`; Zheng et al. 2025 (GSPO-token) for the sequence level with advantages of their own per
+token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import numpy as np
+
+from retrograd.agent.mcp import McpServer
+from retrograd_hookspecs import (
+    Algorithm,
+    Answer,
+    AuditFinding,
+    BuildContext,
+    Component,
+    ComponentTable,
+    ConfigTable,
+    EvaluationReport,
+    Judge,
+    JudgeGroup,
+    JudgeMember,
+    PolicyObjective,
+    Problem,
+    RolloutError,
+    RolloutGroup,
+    SamplingParams,
+    Scenario,
+    Score,
+    hookimpl,
+    key,
+)
+
+from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
+from ._prompts import PromptOrder
+from ._rollouts import HELD_OUT_STREAMS, evaluation_metrics
+
+if TYPE_CHECKING:
+    from retrograd.agent.stage import Part, Stage
+    from retrograd.reference import Reference
+
+
+@attrs.frozen(kw_only=True)
+class CollectApiConfig:
+    """The OpenAI-compatible endpoint that `retrograd collect --api` generates traces with."""
+
+    base_url: str = key(doc="Endpoint, e.g. `https://api.openai.com/v1`.")
+    model: str = key(doc="Model name sent with each request.")
+    api_key_env: str = key(
+        doc="Environment variable that holds the key; the key itself is never in the file."
+    )
+    timeout_secs: float = key(120.0, above=0.0, unit="s", doc="Timeout of a request.")
+    temperature: float | None = key(
+        None, minimum=0.0, doc="Sampling temperature.", default_text="the provider's"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ScenarioGenerationConfig:
+    """What `retrograd scenarios generate` asks a model for."""
+
+    model: str = key(doc="Model name sent with each request.")
+    base_url: str = key(doc="OpenAI-compatible endpoint.")
+    api_key_env: str = key(doc="Environment variable that holds the key.")
+    count: int = key(24, minimum=1, unit="scenarios", doc="Scenarios in all.")
+    batch_size: int = key(12, minimum=1, unit="scenarios", doc="Scenarios of one request.")
+    min_difficulty: int = key(1, minimum=1, maximum=5, doc="Easiest, from 1 to 5.")
+    max_difficulty: int = key(5, minimum=1, maximum=5, doc="Hardest, from 1 to 5.")
+    custom_instructions: str = key("", doc="Text added to the request.")
+    seed: int | None = key(None, minimum=0, doc="Seed sent with each request.", default_text="none")
+    shuffle: bool = key(True, doc="Shuffle the scenarios.")
+    timeout_secs: float = key(120.0, above=0.0, unit="s", doc="Timeout of a request.")
+    max_retries: int = key(2, minimum=0, doc="Retries of a request.")
+    max_catalog_bytes: int = key(262144, minimum=1, unit="bytes", doc="Largest tool catalogue that is sent.")
+
+    @max_difficulty.validator
+    def _check_order(self, attribute: object, value: int) -> None:
+        if value < self.min_difficulty:
+            raise ValueError(f"must be at least min_difficulty = {self.min_difficulty}, got {value}")
+
+
+@attrs.frozen(kw_only=True)
+class AgenticGRPOConfig:
+    """Agentic GRPO. A run needs a judge, an environment, or both."""
+
+    scenarios: Path = key(doc="Scenario JSONL file.", input=True)
+    updates: int = key(1, minimum=1, doc="Number of updates.")
+    scenarios_per_update: int = key(1, minimum=1, doc="Scenarios per update.")
+    group_size: int = key(8, minimum=2, maximum=256, doc="Trajectories per scenario.")
+    epochs_per_update: int = key(4, minimum=1, doc="Optimizer passes per update.")
+    max_turns: int = key(6, minimum=1, maximum=4096, doc="Assistant turns per trajectory.")
+    max_new_tokens_per_turn: int = key(512, minimum=1, unit="tokens", doc="Longest turn.")
+    max_trajectory_tokens: int | None = key(
+        None,
+        minimum=2,
+        unit="tokens",
+        doc="Token budget of a whole trajectory, its prompt included; at most training.ctx.",
+        default_text="training.ctx",
+    )
+    max_rollout_secs: float = key(
+        300.0, minimum=0.0, unit="s", doc="Time budget of a trajectory; 0 disables it."
+    )
+    end_on_no_tool_call: bool = key(True, doc="End the trajectory on a turn without a tool call.")
+    max_failed_turns: int = key(
+        0, minimum=0, doc="Cut a trajectory after so many turns in a row without a valid call; 0 never cuts."
+    )
+    truncation: Literal["drop", "min_reward"] = key(
+        "drop", doc="What becomes of trajectories that hit a limit: left out, or the group's lowest reward."
+    )
+    max_dropped_fraction: float = key(
+        0.5, minimum=0.0, maximum=1.0, doc="Stop when more than this share of an update is lost."
+    )
+    skip_empty_updates: bool = key(
+        False, doc="Skip, rather than fail, an update with fewer than two usable trajectories."
+    )
+    judge_failure: Literal["drop_group", "fail"] = key(
+        "drop_group", doc="What a verdict that fails costs: its group, or the run."
+    )
+    drop_degenerate_groups: bool = key(False, doc="Drop groups that the judge scored identically.")
+    clip_range_low: float = key(0.2, above=0.0, below=1.0, doc="Lower clip.")
+    clip_range_high: float = key(0.28, above=0.0, doc="Upper clip, at least the lower one.")
+    importance_sampling_level: Literal["token", "sequence"] = key(
+        "token", doc="One ratio a token, or one a trajectory over its own tokens (GSPO)."
+    )
+    kl_coefficient: float = key(0.0, minimum=0.0, doc="KL penalty toward the reference.")
+    system_suffix: str = key("", doc="Text appended to every system message.")
+    template_variables: Mapping[str, Any] = key(
+        factory=dict, doc="Variables for the chat template, e.g. `{ enable_thinking = false }`."
+    )
+    seed: int = key(42, minimum=0, doc="Seed of all draws.")
+    loss: str = key("grpo", doc="Objective; its options are in `[loss.NAME]`.")
+    mcp_config: Path | tuple[Path, ...] | None = key(
+        None, doc="`mcp.json` file, or several.", default_text="none"
+    )
+    mcp_servers: tuple[McpServer, ...] = key((), doc="MCP servers, shared by all trajectories.")
+    environment: ComponentTable | None = key(None, doc="Where each trajectory acts.")
+    judge: ComponentTable | None = key(None, doc="Judge of groups that no environment grades.")
+    collect_api: CollectApiConfig | None = key(None, doc="Endpoint of `retrograd collect --api`.")
+    scenario_generation: ScenarioGenerationConfig | None = key(
+        None, doc="Model of `retrograd scenarios generate`."
+    )
+
+    @clip_range_high.validator
+    def _check_clip(self, attribute: object, value: float) -> None:
+        if value < self.clip_range_low:
+            raise ValueError(f"must be at least clip_range_low = {self.clip_range_low:g}, got {value:g}")
+
+    def trajectory_tokens(self, ctx: int) -> int:
+        """Token budget of a trajectory."""
+        return self.max_trajectory_tokens or ctx
+
+
+class _NoReward:
+    """Rewards come from environments and judges."""
+
+    def score(self, answers: Sequence[Answer]) -> Sequence[Score]:
+        raise RolloutError("agent_grpo has no reward program")
+
+    def close(self) -> None:
+        pass
+
+
+class AgenticGrpo(RolloutAlgorithm):
+    """The algorithm; scenarios are read by `prepare`."""
+
+    def __init__(
+        self,
+        config: AgenticGRPOConfig,
+        parts: Parts,
+        *,
+        stage: Stage,
+        judge: Judge | None,
+        reference: Reference | None,
+    ) -> None:
+        super().__init__(
+            parts,
+            prompts=config.scenarios,
+            updates=config.updates,
+            epochs=config.epochs_per_update,
+            params=SamplingParams(max_new_tokens=config.max_new_tokens_per_turn, seed=config.seed),
+            template_variables=config.template_variables,
+            judged=judge is not None,
+        )
+        self.answers_per_update = config.scenarios_per_update * config.group_size
+        self._config = config
+        self._stage = stage
+        self._judge = judge
+        self._reference = reference
+        self._scenarios: list[Scenario] = []
+        self._held_out_scenarios: list[Scenario] = []
+        self._longest = config.trajectory_tokens(parts.training.ctx)
+
+    def prepare(self) -> Sequence[AuditFinding]:
+        """Read the scenarios and validate worlds, tools and servers before the first rollout.
+
+        Raises: `DataError` with every bad scenario; `ConfigError`, `RolloutError` for what cannot be reached.
+        """
+        from retrograd.agent.scenarios import digest, load_scenarios
+        from retrograd.audit import audit_template
+
+        parts = self.parts
+        self._scenarios = load_scenarios(self._config.scenarios)
+        if parts.evaluation is not None:
+            self._held_out_scenarios = load_scenarios(parts.evaluation.data)
+        self._digests = (digest(self._scenarios), digest(self._held_out_scenarios))
+        parts.policy.fit(max(self.answers_per_update, len(self._held_out_scenarios)), self._longest)
+        findings = [*audit_template(self._stage.player.encoder, parts.chat_format)]
+        note = getattr(parts.template, "fallback_note", str)()
+        if note:
+            findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
+        findings += self._stage.open([*self._scenarios, *self._held_out_scenarios])
+        message = f"{len(self._scenarios)} scenarios"
+        return [*findings, AuditFinding(level="ok", check="scenarios", message=message)]
+
+    def longest(self) -> int:
+        """The budget of a trajectory."""
+        return self._longest
+
+    def show(self, count: int) -> Sequence[str]:
+        """The first scenarios as the model would see them, without what their worlds add."""
+        shown = []
+        for scenario in self._scenarios[:count]:
+            opening = self._stage.player.opening(scenario)
+            shown.append(
+                f"{scenario.origin}: {scenario.id}\n" + "\n".join(f"[{m.role}] {m.content}" for m in opening)
+            )
+        return shown
+
+    def rehearse(self) -> None:
+        """Play an update's trajectories and take a gradient of them; nothing is graded."""
+        from retrograd.policy_update import PolicyBatch, train_epoch
+
+        groups, _ = self._groups_of(self._next_parts(advance=False))
+        for rollout in (rollout for group in groups for rollout in group.members):
+            rollout.advantage = np.where(rollout.trained, 1.0, 0.0)
+        members = [[r for r in group.members if r.trained.any()] for group in groups]
+        batch = PolicyBatch.of([group for group in members if group], normalizer=1.0)
+        if batch.sequences:
+            objective = attrs.evolve(self.objective(), kl_coefficient=0.0)
+            train_epoch(self.parts.engine, batch, self.parts.loss, objective)
+        self.parts.engine.zero_grad()
+        self.parts.policy.weights_changed()
+
+    def collect(self) -> Collected:
+        """Play groups; grade, judge, take advantages."""
+        from retrograd.agent.stage import agent_metrics
+        from retrograd.policy_update import PolicyBatch
+
+        from ._agents import EQUAL, Losses, take_advantages
+
+        config = self._config
+        self._stage.metrics()
+        groups, played, wall = self._played_groups(self._next_parts())
+        judged = self._score(groups)
+        self.parts.rollouts_ready(groups)
+        for group in groups:
+            take_advantages(group, judged=group.id in judged, drop_degenerate=config.drop_degenerate_groups)
+        losses = Losses.of(groups, config.truncation)
+        metrics = self.collected_metrics(groups, **self._seconds)
+        generation = metrics["timing/generation_seconds"]
+        metrics |= agent_metrics(played, wall_seconds=wall, generation_seconds=generation)
+        metrics |= {**self._stage.metrics(), **self._judge_metrics(groups, judged)}
+        metrics["agent/dropped_fraction"] = losses.fraction
+        losses.check(config.max_dropped_fraction, groups, self.update_number + 1)
+        useful = [group for group in groups if not group.dropped]
+        members = [[r for r in group.members if not r.excluded] for group in useful]
+        count = sum(len(group) for group in members)
+        metrics["batch/groups_trained"] = float(len(useful))
+        if count < 2:
+            why = "; ".join(sorted({group.dropped for group in groups if group.dropped})) or "no trajectories"
+            if not config.skip_empty_updates:
+                raise RolloutError(
+                    f"update {self.update_number + 1} has {count} usable trajectories, and two are needed:"
+                    f" {why}; skip_empty_updates = true would go on with the next one"
+                )
+            return Collected(groups=groups, metrics=metrics, batch=None, stalled=f"skipped: {why}")
+        if not any(np.any(r.advantage) for group in members for r in group) and not config.kl_coefficient:
+            return Collected(groups=groups, metrics=metrics, batch=None, stalled=EQUAL)
+        divisor = self._stage.player.limits.token_budget
+        batch = PolicyBatch.of(members, normalizer=float(count * divisor))
+        if self._reference is not None:
+            started = time.perf_counter()
+            batch.add_reference(self._reference)
+            metrics["timing/reference_seconds"] = time.perf_counter() - started
+        self._stage.warm_up(self.answers_per_update)
+        return Collected(groups=groups, metrics=metrics, batch=batch)
+
+    def objective(self) -> PolicyObjective:
+        """Clip range and KL coefficient."""
+        config = self._config
+        return PolicyObjective(
+            clip_low=config.clip_range_low,
+            clip_high=config.clip_range_high,
+            level=config.importance_sampling_level,
+            kl_coefficient=config.kl_coefficient,
+        )
+
+    def evaluate(self, limit: int | None = None, samples: int = 1) -> EvaluationReport | None:
+        """Mean reward of the environment on held-out scenarios; no judge is asked."""
+        from retrograd.agent.stage import agent_metrics
+
+        settings = self.parts.evaluation
+        if settings is None:
+            return None
+        limits = [n for n in (limit, settings.max_examples) if n is not None]
+        chosen = _spread(self._held_out_scenarios, min(limits, default=None))
+        parts = [
+            self._part(scenario, member, HELD_OUT_STREAMS + number * samples + member)
+            for number, scenario in enumerate(chosen)
+            for member in range(samples)
+        ]
+        self.parts.policy.weights_changed()
+        try:
+            groups, played, wall = self._played_groups(parts, "evaluating")
+        finally:
+            self.parts.policy.weights_changed()
+        stats = self.parts.policy.take_stats()
+        metrics = evaluation_metrics(groups, samples=samples)
+        own = agent_metrics(played, wall_seconds=wall, generation_seconds=stats["timing/generation_seconds"])
+        for name in ("turns_mean", "tool_calls_per_turn", "failed_fraction"):
+            metrics[f"eval/{name}"] = own[f"agent/{name}"]
+        self.parts.observer.evaluation(self.update_number, metrics, groups)
+        return EvaluationReport(metrics=metrics, score=metrics["eval/reward"], higher_is_better=True)
+
+    def signature(self) -> dict[str, Any]:
+        """Scenarios, and what the model's tools are made of."""
+        provider = self._stage.provider
+        specs = [
+            [spec.name, spec.description, spec.input_schema]
+            for spec in self._stage.player.shared_tools.specs()
+        ]
+        return {
+            "scenarios": self._digests[0],
+            "held-out scenarios": self._digests[1],
+            "environment": dict(provider.signature()) if provider is not None else {},
+            "shared tools": specs,
+        }
+
+    def close(self) -> None:
+        """End worlds, servers and the judge."""
+        super().close()
+        if self._judge is not None:
+            self._stage.call(self._judge.close, checked=False)
+            self._judge = None
+        self._stage.close()
+
+    _seconds: Mapping[str, float] = {}
+
+    def _next_parts(self, *, advance: bool = True) -> list[Part]:
+        config = self._config
+        order = PromptOrder(count=len(self._scenarios), seed=config.seed, shuffled=False)
+        numbers = range(self.draws, self.draws + config.scenarios_per_update)
+        if advance:
+            self.draws = numbers.stop
+        return [
+            self._part(self._scenarios[order.at(number)], member, number * config.group_size + member)
+            for number in numbers
+            for member in range(config.group_size)
+        ]
+
+    def _part(self, scenario: Scenario, member: int, stream: int) -> Part:
+        from retrograd.agent.stage import Part
+
+        return Part(scenario=scenario, member=member, stream=stream)
+
+    def _groups_of(self, parts: Sequence[Part]) -> tuple[list[RolloutGroup], float]:
+        groups, _, wall = self._played_groups(parts)
+        return groups, wall
+
+    def _played_groups(
+        self, parts: Sequence[Part], what: str = ""
+    ) -> tuple[list[RolloutGroup], list[Any], float]:
+        """Play parts, which stand in the order of their groups."""
+        from ._agents import group_of
+
+        label = what or f"update {self.update_number + 1}"
+
+        def tell(done: int, count: int) -> None:
+            self.parts.reporter.status(f"{label}: {done} of {count} trajectories")
+
+        played, wall = self._stage.play(parts, tell)
+        groups: list[RolloutGroup] = []
+        first = 0
+        while first < len(played):
+            last = next((n for n in range(first + 1, len(parts)) if parts[n].member == 0), len(parts))
+            scenario = parts[first].scenario
+            groups.append(group_of(scenario, played[first:last], f"{self.update_number + 1}.{scenario.id}"))
+            first = last
+        return groups, played, wall
+
+    def _score(self, groups: Sequence[RolloutGroup]) -> set[str]:
+        """Give every trajectory its total; ids of the groups that the judge compared."""
+        from ._agents import cut_members, graded, take_totals, take_verdicts
+        from ._judging import FAILED
+
+        started = time.perf_counter()
+        to_judge = [
+            group
+            for group in groups
+            if self._judge is not None
+            and not group.dropped
+            and not graded(group)
+            and sum(not rollout.excluded for rollout in group.members) > 1
+        ]
+        if to_judge:
+            self._stage.call(self._judge_all, to_judge)
+        for group in groups:
+            if group.dropped.startswith(FAILED) and self._config.judge_failure == "fail":
+                hint = 'judge_failure = "drop_group" would leave the group out'
+                raise RolloutError(f"{group.source}: {group.dropped}; {hint}")
+            if group in to_judge:
+                take_verdicts(group)
+            else:
+                take_totals(group)
+            cut_members(group, self._config.truncation)
+        self._seconds = {"judge": time.perf_counter() - started}
+        return {group.id for group in to_judge}
+
+    async def _judge_all(self, groups: Sequence[RolloutGroup]) -> None:
+        from ._judging import judge_groups
+
+        assert self._judge is not None
+        await judge_groups(self._judge, groups, self._judged_group)
+
+    def _judged_group(self, group: RolloutGroup) -> JudgeGroup:
+        """What the judge sees: with a `summary` the state that it describes stands for the transcript."""
+        summarised = "summary" in (group.metadata.get("env") or {})
+        return JudgeGroup(
+            id=group.id,
+            opening=group.messages,
+            members=tuple(
+                JudgeMember(
+                    messages=() if summarised and rollout.final_state is not None else rollout.messages,
+                    final_state=rollout.final_state,
+                )
+                for rollout in group.members
+                if not rollout.excluded
+            ),
+            rubric=group.rubric,
+        )
+
+    def _judge_metrics(self, groups: Sequence[RolloutGroup], judged: set[str]) -> dict[str, float]:
+        if self._judge is None:
+            return {}
+        own: Mapping[str, float] = getattr(self._judge, "metrics", dict)()
+        metrics = {f"judge/{name}": float(value) for name, value in own.items()}
+        verdicts = [
+            [
+                r.judgement.value
+                for r in group.members
+                if r.judgement is not None and r.judgement.kind == "value"
+            ]
+            for group in groups
+            if group.id in judged
+        ]
+        known = [values for values in verdicts if values]
+        metrics["judge/failed_fraction"] = 1.0 - len(known) / len(verdicts) if verdicts else 0.0
+        if known:
+            metrics["judge/degenerate_group_fraction"] = sum(len(set(v)) == 1 for v in known) / len(known)
+            metrics["judge/score_mean"] = float(np.mean(np.concatenate(known)))
+        return metrics
+
+
+def _spread(scenarios: Sequence[Scenario], limit: int | None) -> list[Scenario]:
+    """At most `limit` scenarios, evenly over the file."""
+    if limit is None or limit >= len(scenarios):
+        return list(scenarios)
+    return [scenarios[i * len(scenarios) // limit] for i in range(limit)]
+
+
+def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any = None) -> Stage:
+    """What trajectories are played with. The context has the services of `STAGE_NEEDS`."""
+    from retrograd.agent.mcp import mcp_tools
+    from retrograd.agent.play import Limits, Player
+    from retrograd.agent.stage import Stage
+    from retrograd.conversation import ConversationEncoder
+
+    tokenizer = context.service("tokenizer")
+    ctx = context.config.training.ctx
+    player = Player(
+        speaker=context.service("policy"),
+        encoder=ConversationEncoder(
+            tokenizer, context.service("template"), context.service("chat_format"), config.template_variables
+        ),
+        chat_format=context.service("chat_format"),
+        stop_ids=tokenizer.stop_ids,
+        limits=Limits(
+            max_turns=config.max_turns,
+            max_new_tokens_per_turn=config.max_new_tokens_per_turn,
+            max_trajectory_tokens=config.trajectory_tokens(ctx),
+            max_rollout_secs=config.max_rollout_secs,
+            end_on_no_tool_call=config.end_on_no_tool_call,
+            max_failed_turns=config.max_failed_turns,
+        ),
+        sampling=SamplingParams(max_new_tokens=config.max_new_tokens_per_turn, seed=config.seed),
+        system_suffix=config.system_suffix,
+    )
+    environment = config.environment
+    provider = context.build("environments", environment.type) if environment is not None else None
+    tools = mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
+    return Stage(
+        player=player,
+        policy=context.service("policy"),
+        provider=provider,
+        tools=tools,
+        check=check or (lambda: None),
+    )
+
+
+def _build(config: AgenticGRPOConfig, context: BuildContext) -> Algorithm:
+    run = context.config
+    parts = Parts(
+        **{name: context.service(name) for name in Parts.NEEDS},
+        loss=context.build("losses", config.loss),
+        reward=_NoReward(),
+        training=run.training,
+        evaluation=run.evaluation,
+    )
+    return AgenticGrpo(
+        config,
+        parts,
+        stage=build_stage(config, context, check=parts.interrupt.check),
+        judge=context.build("judges", config.judge.type) if config.judge is not None else None,
+        reference=context.service("reference") if config.kl_coefficient > 0 else None,
+    )
+
+
+def _check(config: AgenticGRPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
+    problems: list[Problem] = []
+
+    def add(name: str, message: str, hint: str = "") -> None:
+        problems.append(
+            Problem(where=table.where(name), key=f"{table.name}.{name}", message=message, hint=hint)
+        )
+
+    if config.environment is None and config.judge is None:
+        add(
+            "environment",
+            "nothing gives a reward: a run needs [agent.environment], [agent.judge], or both",
+            "prefer an environment that verifies the task",
+        )
+    if config.judge is None:
+        for name in ("judge_failure", "drop_degenerate_groups"):
+            if name in table:
+                add(name, "has no effect without [agent.judge]", "leave it out, or add the section")
+    budget = config.max_trajectory_tokens
+    if budget is not None and budget > run.training.ctx:
+        add(
+            "max_trajectory_tokens",
+            f"{budget} is more than training.ctx = {run.training.ctx}",
+            "raise training.ctx, or lower it",
+        )
+    if run.evaluation is not None and config.environment is None:
+        add("environment", "[evaluation] reports the environment's reward, and there is none", "remove it")
+    if config.kl_coefficient == 0 and run.reference is not None:
+        add("kl_coefficient", "is 0, so [reference] has no effect", "remove the section, or set it")
+    if config.environment is not None:
+        for number, server in enumerate(config.mcp_servers):
+            if not server.stateless:
+                add(
+                    f"mcp_servers[{number}].stateless",
+                    f"the MCP server {server.name!r} is shared by all trajectories, and with an environment"
+                    " each must be isolated: it must be true",
+                    "set stateless = true if its calls do not depend on each other",
+                )
+    return problems
+
+
+@hookimpl
+def retrograd_algorithms() -> list[Component[AgenticGRPOConfig, Algorithm]]:
+    """`agent_grpo`."""
+    return [
+        Component(
+            name="agent_grpo",
+            config=AgenticGRPOConfig,
+            section="agent",
+            build=_build,
+            summary="Learning from whole trajectories with tools.",
+            source="Shao et al. 2024, equation 3; Liu et al. 2025, section 3.2",
+            needs=(*Parts.NEEDS, "reference"),
+            selects={"loss": "losses", "environment": "environments", "judge": "judges"},
+            check=_check,
+            applies=("evaluation", "observe", "reference"),
+            reads=ROLLOUT_KEYS,
+            fixed_accumulation=True,
+        )
+    ]

@@ -1,0 +1,193 @@
+"""Where trajectories are played: the policy, the worlds and the shared tools of a run, in one event loop.
+
+The loop runs in a thread of its own for the whole run, so that servers, sessions and containers live from
+update to update.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import anyio
+import attrs
+
+from retrograd.engine.policy import Policy
+from retrograd_hookspecs import AuditFinding, EnvironmentProvider, Scenario
+
+from .play import Played, Player, SharedTools
+
+POLL_SECONDS = 0.2
+"""How often the waiting thread looks whether the run was asked to stop."""
+
+
+class OpenTools(SharedTools, Protocol):
+    """Shared tools with a connection (`retrograd.agent.mcp.McpTools`)."""
+
+    async def open(self) -> Sequence[AuditFinding]:
+        """Connect."""
+
+    async def close(self) -> None:
+        """Disconnect; may be called more than once."""
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """One trajectory to be played: a member of the group of a scenario, with a random stream of its own."""
+
+    scenario: Scenario
+    member: int
+    stream: int
+
+
+class Stage:
+    """Plays trajectories, many at a time.
+
+    Args:
+        player: how one is played; its `acquire` is set to that of `provider`.
+        provider: makes the worlds; None plays without.
+        tools: MCP servers; None for none.
+        check: called while trajectories are played; what it raises gives them up.
+    """
+
+    def __init__(
+        self,
+        *,
+        player: Player,
+        policy: Policy | None,
+        provider: EnvironmentProvider | None,
+        tools: OpenTools | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        acquire = provider.acquire if provider is not None else None
+        shared = tools if tools is not None else player.shared_tools
+        self.player = attrs.evolve(player, acquire=acquire, shared_tools=shared)
+        self.provider = provider
+        self._policy = policy
+        self._tools = tools
+        self._check = check
+        self._loop: Any = None
+        self._portal: Any = None
+        self._opened = False
+        self._closed = False
+        self._waiting: concurrent.futures.Future[None] | None = None
+
+    def open(self, scenarios: Sequence[Scenario]) -> list[AuditFinding]:
+        """Connect and validate everything that scenarios need. Raises as `EnvironmentProvider.prepare`."""
+        findings: list[AuditFinding] = []
+        if self._tools is not None and not self._opened:
+            findings += self.call(self._tools.open)
+        self._opened = True
+        if self.provider is not None:
+            findings += self.call(self.provider.prepare, list(scenarios))
+        return findings
+
+    def play(
+        self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[Played], float]:
+        """Play all of them at once; how each ended, in order, and the seconds that took."""
+        started = time.perf_counter()
+        self._settle()
+        played: list[Played] = self.call(self._play, list(parts), progress)
+        return played, time.perf_counter() - started
+
+    def warm_up(self, count: int) -> None:
+        """Make worlds ready in the background."""
+        if self.provider is not None:
+            self._settle()
+            self._waiting = self._portal_of().start_task_soon(self.provider.warm_up, count)
+
+    def metrics(self) -> dict[str, float]:
+        """`env/*` since the last call."""
+        if self.provider is None:
+            return {}
+        return {f"env/{name}": float(value) for name, value in self.provider.metrics().items()}
+
+    def close(self) -> None:
+        """Release everything; may be called more than once."""
+        if self._portal is None or self._closed:
+            return
+        self._closed = True
+        self._settle()
+        try:
+            for part in (self.provider, self._tools):
+                if part is not None:
+                    self.call(part.close, checked=False)
+        finally:
+            self._loop.__exit__(None, None, None)
+            self._portal = None
+
+    def call(self, function: Callable[..., Awaitable[Any]], *arguments: Any, checked: bool = True) -> Any:
+        """Await a function in the loop; given up if the run is asked to stop."""
+        future = self._portal_of().start_task_soon(function, *arguments)
+        try:
+            while True:
+                with suppress(concurrent.futures.TimeoutError):
+                    return future.result(timeout=POLL_SECONDS)
+                if checked:
+                    self._check()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+                with suppress(BaseException):
+                    future.result()  # worlds are closed before the next thing happens
+            raise
+
+    async def _play(self, parts: Sequence[Part], progress: Callable[[int, int], None] | None) -> list[Played]:
+        played: dict[int, Played] = {}
+
+        async def one(number: int, part: Part) -> None:
+            played[number] = await self.player.play(part.scenario, part.member, part.stream)
+            if progress is not None:
+                progress(len(played), len(parts))
+
+        async def everything() -> None:
+            async with anyio.create_task_group() as tasks:
+                for number, part in enumerate(parts):
+                    tasks.start_soon(one, number, part)
+
+        if self._policy is None:
+            await everything()
+        else:
+            async with self._policy.serving():
+                await everything()
+        return [played[number] for number in range(len(parts))]
+
+    def _settle(self) -> None:
+        """Wait for what still goes on in the background."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            waiting.result()
+
+    def _portal_of(self) -> Any:
+        if self._portal is None:
+            from anyio.from_thread import start_blocking_portal
+
+            self._loop = start_blocking_portal()
+            self._portal = self._loop.__enter__()
+        return self._portal
+
+
+def agent_metrics(
+    played: Sequence[Played], *, wall_seconds: float, generation_seconds: float
+) -> Mapping[str, float]:
+    """`agent/*` of trajectories, trained or not."""
+    count = max(len(played), 1)
+    turns = sum(one.turns for one in played)
+    calls = sum(one.calls for one in played)
+    return {
+        "agent/truncated_fraction": sum(bool(one.truncated) for one in played) / count,
+        "agent/failed_fraction": sum(bool(one.failed) for one in played) / count,
+        "agent/unscored_fraction": sum(one.reward.kind != "value" for one in played) / count,
+        "agent/turns_mean": turns / count,
+        "agent/tool_calls_per_turn": calls / max(turns, 1),
+        "agent/failed_calls_fraction": sum(one.failed_calls for one in played) / max(calls, 1),
+        "agent/tool_error_fraction": sum(one.tool_errors for one in played) / max(calls, 1),
+        "agent/tokens_mean": sum(one.trajectory.next_token for one in played) / count,
+        "agent/rollout_seconds_mean": sum(one.seconds for one in played) / count,
+        "agent/tool_seconds_mean": sum(one.tool_seconds for one in played) / count,
+        "agent/decode_idle_fraction": max(0.0, 1.0 - generation_seconds / max(wall_seconds, 1e-9)),
+    }

@@ -264,6 +264,12 @@ class Sandbox(Protocol):
     that is broken raises `RolloutError`.
     """
 
+    @property
+    def scratch(self) -> str:
+        """Absolute path of a directory outside the working directory for files that are no part of the task,
+        such as scripts of tools; `write` makes it. Removed with the sandbox, and emptied before it is used
+        again. The same text for all sandboxes of a run where the model can see it."""
+
     async def exec(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_secs: float | None = None
     ) -> ExecResult:
@@ -349,4 +355,4 @@ class ToolFactory(Protocol):
     """Makes a built-in tool from a definition: what a component of the kind `tool_factories` gives."""
 
     def make(self, definition: ToolDefinition) -> Tool:
-        """The tool. Raises `ConfigError` for parameters that it does not know."""
+        """The tool. Raises `ConfigError` for parameters that it does not know, each with its name as `key`."""

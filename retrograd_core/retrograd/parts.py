@@ -59,6 +59,7 @@ def factories(assembly: Assembly) -> Mapping[str, Factory]:
         "interrupt": lambda _: Interrupt(),
         "run": lambda _: None,
         "rollouts_ready": parts.rollouts_ready,
+        "tool_components": parts.tool_components,
     }
 
 
@@ -234,6 +235,12 @@ class _Parts:
         from .observe import observer_of
 
         return observer_of(self._config, services.get("tokenizer"), services.get("reporter"))
+
+    def tool_components(self, services: Services) -> Any:
+        """The `ToolComponents`: toolsets and tool factories of plugins."""
+        from .agent.tools import InstalledTools
+
+        return InstalledTools(self._assembly)
 
     def rollouts_ready(self, services: Services) -> Any:
         """Call `retrograd_rollouts_ready` of every plugin with an update's groups."""

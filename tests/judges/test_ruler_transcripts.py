@@ -49,6 +49,15 @@ def test_final_states(server: JudgeServer, make: MakeJudge) -> None:
     assert "final state" not in hidden.user
 
 
+def test_a_state_may_stand_for_the_transcript(server: JudgeServer, make: MakeJudge) -> None:
+    members = [JudgeMember(messages=(), final_state=f"worth {value}") for value in (0.2, 0.7)]
+    assert values(make(), group(*members)) == [0.2, 0.7]
+    assert sorted(server.requests[0].candidates.values()) == [
+        "[final state]\nworth 0.2",
+        "[final state]\nworth 0.7",
+    ]
+
+
 def test_budgets_cut_the_middle_and_say_so(server: JudgeServer, make: MakeJudge) -> None:
     context = RulerContext(max_message_chars=500, max_trajectory_chars=1200, head_ratio=0.25)
     long = "BEGIN" + "x" * 3000 + "END"

@@ -58,7 +58,7 @@ def with_state(text: str, state: str | None, limit: int, head_ratio: float) -> s
     """
     if state is None:
         return elide(text, limit, head_ratio)
-    title = "\n\n[final state]\n"
+    title = "\n\n[final state]\n" if text else "[final state]\n"
     room = max(0, limit - len(title))
     state = elide(state, max(room // 2, room - len(text)), head_ratio)
     return elide(text, room - len(state), head_ratio) + title + state

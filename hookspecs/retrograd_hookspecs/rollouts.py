@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
@@ -271,16 +271,31 @@ class Sandbox(Protocol):
         again. The same text for all sandboxes of a run where the model can see it."""
 
     async def exec(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_secs: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_secs: float | None = None,
+        max_output_bytes: int | None = None,
     ) -> ExecResult:
-        """Run a command without a shell; None takes the sandbox's own deadline."""
+        """Run a command without a shell.
+
+        None takes the sandbox's own deadline, and its own limit on what is kept: the first bytes of stdout
+        and of stderr, each up to the limit; all of it is read. A command that is not there ends with 127. At
+        the deadline everything that runs in the sandbox is killed, also what earlier commands left running.
+        """
 
     async def read(self, path: str, *, limit: int) -> bytes:
         """At most `limit` bytes of a file. Raises `FileNotFoundError`, `IsADirectoryError`,
         `PermissionError`."""
 
     async def write(self, files: Mapping[str, bytes]) -> None:
-        """Create or replace files, and the directories they are in. Raises `OSError`, `ENOSPC` included."""
+        """Create files or replace what is in them, and create the directories they are in. Raises `OSError`,
+        `ENOSPC` included."""
+
+    async def clear(self, keep: Collection[str] = ()) -> None:
+        """Kill all processes and delete all files, those below the directories `keep` apart. Raises
+        `RolloutError` if anything is left."""
 
     async def close(self) -> None:
         """Release everything; may be called more than once."""

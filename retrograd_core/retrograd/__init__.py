@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from retrograd_hookspecs import Scenario
     from retrograd_plugins.algorithms._critic import CriticConfig
     from retrograd_plugins.algorithms._sampling import SamplingConfig
+    from retrograd_plugins.algorithms.agent_grpo import AgenticGRPOConfig
     from retrograd_plugins.algorithms.grpo import GRPOConfig
     from retrograd_plugins.algorithms.ppo import PPOConfig
     from retrograd_plugins.algorithms.sft import SftConfig
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from retrograd_plugins.judges.ruler import RulerJudge
     from retrograd_plugins.trainables.lora import LoraConfig
 
+    from .agent.mcp import McpServer
     from .batch_training import AnswerGroup
     from .config import EvaluationConfig, TrainingConfig
     from .errors import ConfigError, DataError, RetrogradError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 _EXPORTS = {
+    "AgenticGRPOConfig": "retrograd_plugins.algorithms.agent_grpo",
     "AnswerGroup": "retrograd.batch_training",
     "CommandJudge": "retrograd_plugins.judges.command",
     "CriticConfig": "retrograd_plugins.algorithms._critic",
@@ -35,6 +39,8 @@ _EXPORTS = {
     "ConfigError": "retrograd.errors",
     "DataError": "retrograd.errors",
     "EvaluationConfig": "retrograd.config",
+    "McpServer": "retrograd.agent.mcp",
+    "Scenario": "retrograd_hookspecs",
     "LoraConfig": "retrograd_plugins.trainables.lora",
     "RetrogradError": "retrograd.errors",
     "RunResult": "retrograd.run",
@@ -45,6 +51,7 @@ _EXPORTS = {
 """The facade: the one place in the core that names plugin modules."""
 
 __all__ = [
+    "AgenticGRPOConfig",
     "AnswerGroup",
     "CommandJudge",
     "ConfigError",
@@ -53,11 +60,13 @@ __all__ = [
     "EvaluationConfig",
     "GRPOConfig",
     "LoraConfig",
+    "McpServer",
     "PPOConfig",
     "RetrogradError",
     "RulerJudge",
     "RunResult",
     "SamplingConfig",
+    "Scenario",
     "SftConfig",
     "Trainer",
     "TrainingConfig",

@@ -31,10 +31,12 @@ from retrograd_hookspecs import (
     Problem,
     RetrogradError,
     SamplingParams,
+    Scenario,
     StepReport,
     hookimpl,
 )
 
+from .agent.scenarios import scenario_record
 from .assembly import Assembly, assemble
 from .config import Document, TrainingConfig, keys_of
 from .config.keys import optional_arms
@@ -46,8 +48,8 @@ from .session import make_run
 if TYPE_CHECKING:
     from .batch_training import AnswerGroup, BatchTraining
 
-Records = str | Path | Iterable[Mapping[str, Any]]
-"""A file, or records as a chat JSONL would hold them."""
+Records = str | Path | Iterable[Mapping[str, Any] | Scenario]
+"""A file, or records as a JSONL file would hold them."""
 
 
 class Trainer:
@@ -156,6 +158,23 @@ class Trainer:
         """Learn from rewards with a value head. `config`: `retrograd.PPOConfig`; else as `fit_grpo`."""
         return self._fit("ppo", config, evaluation, callback)
 
+    def fit_agentic_grpo(
+        self,
+        config: Any,
+        *,
+        evaluation: Records | None = None,
+        callback: Callable[[StepReport], None] | None = None,
+    ) -> RunResult:
+        """Learn multi-turn tasks with tools, from the adapter's present state.
+
+        Args:
+            config: `retrograd.AgenticGRPOConfig`. `scenarios` may be `retrograd.Scenario`s; `environment` and
+                `judge` are objects such as `retrograd.ContainerEnvironment(...)`.
+            evaluation: held-out scenarios, a file or objects.
+            callback: called after every optimizer step, in this thread.
+        """
+        return self._fit("agent_grpo", config, evaluation, callback, section="agent")
+
     def train_grpo_batch(
         self,
         groups: Sequence[AnswerGroup],
@@ -259,9 +278,10 @@ class Trainer:
         config: Any,
         evaluation: Records | None,
         callback: Callable[[StepReport], None] | None,
+        section: str = "",
     ) -> RunResult:
         self._require_open()
-        tables: dict[str, Any] = {algorithm: self._table(config)}
+        tables: dict[str, Any] = {section or algorithm: self._table(config)}
         if evaluation is not None:
             tables["evaluation"] = {"data": self._file(evaluation, "held-out")}
         return self._run(algorithm, tables, callback)
@@ -352,7 +372,8 @@ class Trainer:
         path = Path(self._directory.name) / f"{name}.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for record in data:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                plain = scenario_record(record) if isinstance(record, Scenario) else record
+                file.write(json.dumps(plain, ensure_ascii=False) + "\n")
         return str(path)
 
 

@@ -507,7 +507,6 @@ def _spread(scenarios: Sequence[Scenario], limit: int | None) -> list[Scenario]:
 
 def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any = None) -> Stage:
     """What trajectories are played with. The context has the services of `STAGE_NEEDS`."""
-    from retrograd.agent.mcp import mcp_tools
     from retrograd.agent.play import Limits, Player
     from retrograd.agent.stage import Stage
     from retrograd.conversation import ConversationEncoder
@@ -534,7 +533,11 @@ def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any 
     )
     environment = config.environment
     provider = context.build("environments", environment.type) if environment is not None else None
-    tools = mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
+    tools: Any = None
+    if config.mcp_servers or config.mcp_config is not None:
+        from retrograd.agent.mcp import mcp_tools
+
+        tools = mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
     return Stage(
         player=player,
         policy=context.service("policy"),

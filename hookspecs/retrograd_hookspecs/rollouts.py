@@ -370,4 +370,4 @@ class ToolFactory(Protocol):
     """Makes a built-in tool from a definition: what a component of the kind `tool_factories` gives."""
 
     def make(self, definition: ToolDefinition) -> Tool:
-        """The tool. Raises `ConfigError` for parameters that it does not know, each with its name as `key`."""
+        """The tool. Raises `ConfigError` for unknown parameters, each with its name as `key`."""

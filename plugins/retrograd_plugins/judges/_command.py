@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from retrograd.line_process import FaultError, LineProcess, shorten
 from retrograd_hookspecs import JudgeGroup, JudgeMember, Message, Score
-from retrograd_plugins.rewards._process import FaultError, LineProcess, shorten
 
 from .command import CommandJudge
 

@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from retrograd.line_process import MAX_LINE_BYTES, FaultError, shorten
 from retrograd_hookspecs import Answer, Score
-
-from ._process import MAX_LINE_BYTES, FaultError, shorten
 
 PROTOCOL = "retrograd-reward/1"
 BATCH = "_retrograd_batch"

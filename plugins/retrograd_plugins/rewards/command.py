@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 import attrs
 
+from retrograd.line_process import EndedError, FaultError, LateError, LineProcess, shorten
 from retrograd_hookspecs import (
     Answer,
     BuildContext,
@@ -44,7 +45,6 @@ from retrograd_hookspecs import (
     key,
 )
 
-from ._process import EndedError, FaultError, LateError, LineProcess, shorten
 from ._protocol import (
     BATCH,
     BATCH_END,

@@ -1,7 +1,9 @@
 """Prompt processing, or generation of several sequences that share a prompt; prints one JSON line.
 
 Generation is timed from the moment when every sequence has its first token, so that the prompt is not part
-of it. Sampling is that of reinforcement learning: temperature 1, log-probabilities kept.
+of it. Sampling is that of reinforcement learning: temperature 1, log-probabilities kept. Decoding is that of
+`training.fast_sampling_context`, which rounds what llama.cpp rounds: activations to 8 bits, the cache to
+float16; `--exact` is decoding without.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+
+import numpy as np
 
 from benchmarks.measure import PeakMemory, emit, time_steps
 from benchmarks.retrograd_parts import VERSIONS, assembled
@@ -23,6 +27,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--sequences", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=0, help="0 times the prompt alone")
+    parser.add_argument("--exact", action="store_true", help="decode with the kernels of training")
     for name in ("prompt", "threads", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
     a = parser.parse_args()
@@ -36,6 +41,8 @@ def main() -> None:
             ctx=a.prompt + max(a.tokens, 1),
             slots=a.sequences,
             pass_tokens=PASS_TOKENS,
+            fast=not a.exact,
+            kv_dtype=None if a.exact else np.float16,
         )
         prompt = [1000 + index * 7919 % 40000 for index in range(a.prompt)]
         memory.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from retrograd.gguf import open_model
 from retrograd.kernel_table import FrozenKernelTable
 from retrograd.nn import CausalLM, KeyValueStore, LoraFactors, Run, build_pass
-from retrograd_hookspecs import ONE_BY_ONE, KernelError, KernelImpl, Parameter
+from retrograd_hookspecs import ONE_BY_ONE, BuildContext, KernelError, KernelImpl, Parameter
 from retrograd_plugins.kernels.cpu._rows import ROWS_FORMATS
 from retrograd_plugins.kernels.cpu._simd_features import jit_disabled
+from retrograd_plugins.tokenizers import gpt2
 from tests.model_support import architecture, build_backend, build_kernels, load_model
 
 needs_jit = pytest.mark.skipif(jit_disabled(), reason="about compiled code; the JIT is switched off")
@@ -275,3 +277,49 @@ def test_without_a_kernel_the_modules_do_the_work(tiny_model: Callable[..., Path
     decoding = Decoding(model)
     runs = [decoding.run(i) for i in range(2)]
     assert np.array_equal(decoding.forward(runs, few=True), decoding.forward(runs, few=False))
+
+
+TEXT = (
+    "The history of the city begins with a small village on the river. Merchants from the north built the"
+    " first bridge, and soon there was a market, a mill and a church. In the following century the walls were"
+    " raised twice, because the town had grown beyond them."
+)
+
+
+@needs_jit
+@pytest.mark.parametrize("dtype", [None, np.float16])
+def test_log_probabilities_of_a_text_are_near_those_of_training(dtype: Any, smollm2_path: Path) -> None:
+    """SmolLM2, 16 tokens a pass: mean |gap| 0.05 nats, as with `matmul_few`."""
+    model = make(smollm2_path)
+    tokens = np.asarray(_encode(model, TEXT), np.int32)
+    cache = model.new_cache("text", dtype)
+    cache.reserve(128, 0)
+    store = KeyValueStore(cache=cache)
+
+    def evaluated(*, few: bool) -> Any:
+        rows = []
+        for first in range(0, len(tokens), 16):
+            run = Run(tokens=tokens[first : first + 16], start=first, row=0)
+            batch = build_pass([run], model.backend, cache_rows=cache.rows)
+            with model.few_rows() if few else nullcontext():
+                hidden = model.forward(batch, store)
+                logits = np.empty((len(hidden), model.spec.vocabulary_size), np.float32)
+                model.head.logits(hidden, logits)
+            rows.append(logits)
+        return _log_probabilities(np.concatenate(rows)[:-1], tokens[1:])
+
+    gaps = np.abs(evaluated(few=True) - evaluated(few=False))
+    assert len(gaps) > 40
+    assert gaps.mean() < 0.1
+    assert gaps.max() < 0.6
+
+
+def _log_probabilities(logits: Any, targets: Any) -> Any:
+    z = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return z[np.arange(len(z)), targets] - np.log(np.exp(z).sum(axis=1))
+
+
+def _encode(model: CausalLM, text: str) -> list[int]:
+    [component] = gpt2.retrograd_tokenizers()
+    context = BuildContext(config=None, base_dir=Path.cwd(), services={"model_file": model.file})
+    return list(component.build(component.config(), context).encode(text))

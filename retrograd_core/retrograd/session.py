@@ -107,7 +107,12 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     reporter.message(f"{trainable.summary()}")
     if config.run.verbose:
         reporter.message(services.get("backend").device.description)
-    for finding in run.prepare():
+    try:
+        findings = run.prepare()
+    except BaseException:
+        run.algorithm.close()  # a reward program runs already
+        raise
+    for finding in findings:
         if finding.level != "ok" or config.run.verbose:
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
     services.get("sampler")  # evaluations and callbacks may generate

@@ -12,6 +12,8 @@ from retrograd_hookspecs import Judge, JudgeGroup, JudgeMember, RolloutError, Ro
 
 FAILED = "judge failed"
 """How `RolloutGroup.dropped` begins where there is no verdict."""
+CHECK_SECONDS = 0.1
+"""How often it is looked whether the run was asked to stop."""
 
 
 class Judging:
@@ -24,6 +26,7 @@ class Judging:
         weight: what a verdict is multiplied by, unless the answer's reward brings a weight of its own.
         failure: "drop_group", or "fail" to end the run.
         max_dropped_fraction: largest share of an update's groups that may be lost.
+        check: called while verdicts are awaited; gives them up by raising.
     """
 
     def __init__(
@@ -33,11 +36,13 @@ class Judging:
         weight: float,
         failure: Literal["drop_group", "fail"],
         max_dropped_fraction: float,
+        check: Callable[[], None],
     ) -> None:
         self._judge = judge
         self._weight = weight
         self._failure = failure
         self._max_dropped_fraction = max_dropped_fraction
+        self._check = check
         self._opened: Any = None
         self._portal: Any = None
 
@@ -47,7 +52,7 @@ class Judging:
         A group without a verdict is dropped. Raises: `RolloutError` for one if `failure` is "fail".
         """
         started = time.perf_counter()
-        self._call(judge_groups, self._judge, groups)
+        self._call(judge_groups, self._judge, groups, check=self._check)
         for group in groups:
             if group.dropped.startswith(FAILED) and self._failure == "fail":
                 hint = 'judge_failure = "drop_group" would leave the group out'
@@ -91,7 +96,11 @@ class Judging:
         opened, self._opened, self._portal = self._opened, None, None
         opened.__exit__(None, None, None)
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _call(
+        self, function: Callable[..., Any], *arguments: Any, check: Callable[[], None] | None = None
+    ) -> None:
+        from concurrent.futures import wait
+
         if self._portal is None:
             from anyio.from_thread import start_blocking_portal
 
@@ -99,6 +108,9 @@ class Judging:
             self._portal = self._opened.__enter__()
         future = self._portal.start_task_soon(function, *arguments)
         try:
+            while not wait([future], CHECK_SECONDS if check is not None else None).done:
+                assert check is not None
+                check()
             future.result()
         except BaseException:
             future.cancel()  # interrupted while a verdict is still awaited

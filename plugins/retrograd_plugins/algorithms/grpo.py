@@ -348,6 +348,7 @@ def _build(config: GRPOConfig, context: BuildContext) -> Algorithm:
             weight=config.judge_weight,
             failure=config.judge_failure,
             max_dropped_fraction=config.max_judge_dropped_fraction,
+            check=context.service("interrupt").check,
         )
     parts = Parts(
         **{name: context.service(name) for name in Parts.NEEDS},

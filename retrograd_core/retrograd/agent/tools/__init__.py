@@ -1,6 +1,7 @@
 """Tools that act in a sandbox: definitions, toolsets, and the catalogue of a run. Public API for
 environments."""
 
+from .builtin import FunctionTool, FunctionToolFactory, NoParams, ToolFault
 from .catalogue import ToolCatalogue, catalogue_of
 from .components import InstalledTools, ToolComponents
 from .config import Tools
@@ -8,9 +9,13 @@ from .texts import MAX_RESULT_BYTES, cap_text, command_text
 
 __all__ = [
     "MAX_RESULT_BYTES",
+    "FunctionTool",
+    "FunctionToolFactory",
     "InstalledTools",
+    "NoParams",
     "ToolCatalogue",
     "ToolComponents",
+    "ToolFault",
     "Tools",
     "cap_text",
     "catalogue_of",

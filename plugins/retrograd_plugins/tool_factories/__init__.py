@@ -1,0 +1,1 @@
+"""Makers of built-in tools."""

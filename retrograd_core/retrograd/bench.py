@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
-from retrograd_hookspecs import ConfigError, ModelError, Problem
+from retrograd_hookspecs import Algorithm, ConfigError, ModelError, Problem
 
 from .answers import adapter_document
 from .assembly import assemble
 from .config import Document
+from .nn.model import CausalLM
+from .observe import NullObserver
 from .progress import Reporter
 
 
 def bench_config(
-    document: Document, *, data: Path | None, adapter: Path | None, limit: int | None, reporter: Reporter
+    document: Document,
+    *,
+    data: Path | None,
+    adapter: Path | None,
+    limit: int | None,
+    reporter: Reporter,
+    samples: int = 1,
 ) -> dict[str, dict[str, float]]:
     """Metrics by side, "base" and "adapter"; only "base" if there is no adapter.
 
@@ -28,7 +37,22 @@ def bench_config(
         )
     document, path = adapter_document(document, adapter)
     assembly = assemble(document)
+    assembly.services.provide("reporter", reporter)
+    assembly.services.provide("observer", NullObserver())
     algorithm, model = assembly.services.get("algorithm"), assembly.services.get("model")
+    with closing(algorithm):
+        return _evaluated(document, algorithm, model, path, limit, samples, reporter)
+
+
+def _evaluated(
+    document: Document,
+    algorithm: Algorithm,
+    model: CausalLM,
+    path: Path | None,
+    limit: int | None,
+    samples: int,
+    reporter: Reporter,
+) -> dict[str, dict[str, float]]:
     for finding in algorithm.prepare():
         if finding.level in ("warning", "error"):
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
@@ -39,10 +63,10 @@ def bench_config(
     for name, with_adapter in sides.items():
         reporter.message(f"evaluating {name} {path if with_adapter else document.get('model.path')} …")
         if with_adapter:
-            report = algorithm.evaluate(limit)
+            report = algorithm.evaluate(limit, samples)
         else:
             with model.without_adapter():
-                report = algorithm.evaluate(limit)
+                report = algorithm.evaluate(limit, samples)
         if report is None:
             raise ModelError("this algorithm has no evaluation")
         rows[name] = dict(report.metrics)

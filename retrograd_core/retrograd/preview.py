@@ -15,6 +15,7 @@ from .assembly import Assembly, assemble
 from .config import Document
 from .engine import EngineSettings
 from .engine.memory import estimate_memory
+from .observe import NullObserver
 from .progress import Reporter, duration, size
 from .session import KERNELS_MESSAGE, slow_message
 
@@ -65,6 +66,7 @@ def preview(document: Document, reporter: Reporter, *, examples: int = 1) -> Pre
     assembly = assemble(document)
     services = assembly.services
     services.provide("reporter", reporter)
+    services.provide("observer", NullObserver())
     algorithm = services.get("algorithm")
     with closing(algorithm):
         return _preview(assembly, algorithm, reporter, examples)

@@ -17,7 +17,14 @@ from retrograd_hookspecs import Component, NoConfig, hookimpl
 @click.option(
     "--adapter", type=click.Path(path_type=Path), help="LoRA GGUF; default [output].path if it exists."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Evaluate the first N examples.")
+@click.option("--limit", type=click.IntRange(min=1), help="Evaluate at most N examples.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1, max=256),
+    default=1,
+    show_default=True,
+    help="Answers drawn for each prompt (ppo, grpo, agent_grpo); more than one adds avg@k and pass@k.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 @model_options
 @set_option
@@ -26,6 +33,7 @@ def bench(
     data: Path | None,
     adapter: Path | None,
     limit: int | None,
+    samples: int,
     as_json: bool,
     model: str | None,
     device: str | None,
@@ -40,7 +48,8 @@ def bench(
     from retrograd.progress import PlainReporter
 
     document = open_document(config, model=model, device=device, overrides=overrides)
-    rows = bench_config(document, data=data, adapter=adapter, limit=limit, reporter=PlainReporter(sys.stderr))
+    reporter = PlainReporter(sys.stderr)
+    rows = bench_config(document, data=data, adapter=adapter, limit=limit, samples=samples, reporter=reporter)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,20 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     cache = VerdictCache(path)
     assert all(cache.get(f"{n}-{i}") == "x" * 3000 for n in range(3) for i in range(150))
     assert cache.corrupt_lines == 0
+
+
+def test_a_writer_waits_for_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "verdicts.jsonl"
+    path.touch()
+    with path.open("rb") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        writing = pool.submit(VerdictCache(path).put, "k", "x")
+        with pytest.raises(TimeoutError):
+            writing.result(0.3)
+        assert path.read_bytes() == b""
+        fcntl.flock(other, fcntl.LOCK_UN)
+        writing.result(30)
+    assert VerdictCache(path).get("k") == "x"
 
 
 def test_a_cache_that_cannot_be_written_is_a_reason(make: MakeJudge, tmp_path: Path) -> None:

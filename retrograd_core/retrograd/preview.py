@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import attrs
-import psutil
 
 from retrograd_hookspecs import Algorithm, AuditFinding
 
 from .assembly import Assembly, assemble
 from .config import Document
-from .engine import EngineSettings
-from .engine.memory import estimate_memory
+from .memory_report import MemoryReport, memory_report
 from .observe import NullObserver
-from .progress import Reporter, duration, size
+from .progress import Reporter, duration
 from .session import KERNELS_MESSAGE, slow_message
-
-PROGRAM_BYTES = 265_000_000
-"""Python, NumPy, Numba and compiled kernels, as resident in a run on Linux."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,8 +25,7 @@ class Preview:
     plugins: int
     summary: str
     findings: Sequence[AuditFinding]
-    memory: Sequence[tuple[str, int]]
-    free_memory: int
+    memory: MemoryReport
     total_steps: int | None
     step_seconds: float | None
     examples: Sequence[str]
@@ -45,11 +39,7 @@ class Preview:
         lines = [f"configuration: no problems ({self.plugins} plugins)", self.summary]
         lines += [f"{f.level:<7} {f.check}: {f.message}" for f in self.findings]
         lines += list(self.examples)
-        total = sum(count for _, count in self.memory)
-        parts = ", ".join(f"{name} {size(count)}" for name, count in self.memory if count >= 1e5)
-        lines.append(f"memory: about {size(total)} ({parts}); {size(self.free_memory)} free")
-        if total > self.free_memory:
-            lines.append("warning: that is more than is free; lower training.micro_batch first")
+        lines += self.memory.lines()
         if self.step_seconds is not None and self.total_steps:
             lines.append(
                 f"time: about {self.step_seconds:.2f} s a step here,"
@@ -89,22 +79,8 @@ def _preview(assembly: Assembly, algorithm: Algorithm, reporter: Reporter, examp
         plugins=len(assembly.session.loaded()),
         summary=services.get("trainable").summary(),
         findings=findings,
-        memory=memory_estimate(assembly),
-        free_memory=int(psutil.virtual_memory().available),
+        memory=memory_report(assembly),
         total_steps=algorithm.total_steps(),
         step_seconds=seconds,
         examples=algorithm.show(examples),
     )
-
-
-def memory_estimate(assembly: Assembly) -> list[tuple[str, int]]:
-    """Bytes by part of a prepared run: what the engine will allocate, and the program."""
-    services, training = assembly.services, assembly.config.training
-    parts = estimate_memory(
-        services.get("model"),
-        services.get("trainable"),
-        EngineSettings.from_training(training),
-        longest=services.get("algorithm").longest(),
-        optimizer_bytes_per_parameter=services.get("optimizer").bytes_per_parameter(),
-    )
-    return [*parts, ("program", PROGRAM_BYTES)]

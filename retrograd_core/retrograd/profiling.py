@@ -13,7 +13,7 @@ from retrograd_hookspecs import KernelImpl, KernelTable
 
 from .assembly import assemble
 from .config import Document
-from .preview import memory_estimate
+from .memory_report import memory_report
 from .progress import Reporter, size
 from .session import KERNELS_MESSAGE, slow_message, warm_up
 from .update import Updater
@@ -118,5 +118,5 @@ def profile_run(document: Document, reporter: Reporter, *, steps: int) -> list[s
     rest = total - in_kernels
     lines.append(f"{'outside kernels':<49} {rest:>9.3f} {rest / max(total, 1e-9):7.1%}")
     lines += ["", f"resident memory {size(peak)}; estimated:"]
-    lines += [f"  {name:<28} {size(count):>10}" for name, count in memory_estimate(assembly)]
+    lines += [f"  {name:<28} {size(count):>10}" for name, count in memory_report(assembly).parts]
     return lines

@@ -26,6 +26,7 @@ from .checkpoint import CheckpointStore, signature_differences
 from .config import Document, table_name
 from .config.resolved import write_resolved
 from .engine import TrainingEngine, TrainingSequence, plan_epoch
+from .memory_report import memory_report
 from .metrics import JsonlMetrics, SinkSet
 from .progress import Reporter
 from .run import Run
@@ -115,6 +116,8 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     for finding in findings:
         if finding.level != "ok" or config.run.verbose:
             reporter.message(f"{finding.level}: {finding.check}: {finding.message}")
+    for line in memory_report(assembly).lines():
+        reporter.message(line)
     services.get("sampler")  # evaluations and callbacks may generate
     assembly.session.freeze()
     return run

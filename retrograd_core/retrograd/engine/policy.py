@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.to_thread
 import attrs
+import numpy as np
 
 from retrograd_hookspecs import RolloutError
 
@@ -162,6 +163,15 @@ class Policy:
             self._wake.set()
         else:
             self._decoding_batch().end_session(session)
+
+    def cache_bytes(self) -> int:
+        """Memory of the cache and of the logits of a pass, whether they are made yet or not."""
+        generator, spec = self._generator, self._generator.model.spec
+        compute = generator.model.backend.compute_dtype
+        item = np.dtype(generator.kv_dtype).itemsize if generator.kv_dtype is not None else compute.itemsize
+        rows = self.slots * self.slot_tokens * spec.block_count
+        logits = self.slots * spec.vocabulary_size * compute.itemsize
+        return int(rows * 2 * spec.head_count_kv * spec.head_length * item + logits)
 
     def weights_changed(self) -> None:
         """Forget all cached keys and values. Call it after every change of the weights."""

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from retrograd_hookspecs import Loss, LossBatch, LossResult, PolicyObjective, Rollout
+from retrograd_hookspecs import Loss, LossBatch, LossResult, PolicyObjective, Rollout, TrainingError
 
 from .engine import PackingStats, Step, StepStats, TrainingEngine, TrainingSequence
 from .reference import Reference
@@ -145,6 +145,12 @@ class _Recorder:
         self.logp = [np.zeros(size) for size in sizes] if first else []
 
     def __call__(self, batch: LossBatch) -> LossResult:
+        lost = int(np.count_nonzero(~np.isfinite(batch.logp)))
+        if lost:
+            raise TrainingError(
+                f"{lost} of {batch.logp.size} log-probabilities of a pass are not finite: the weights ran away;"
+                " lower training.lr, and go on from a checkpoint before this step"
+            )
         extra = dict(batch.extra)
         if self._first:
             extra["old_logp"] = batch.logp

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrograd.nn import Workspace
-from retrograd.nn.precision import restore, rounded, storage_dtype, store
+from retrograd.nn.precision import ROUNDED_AT_ONCE, restore, round_into, rounded, storage_dtype, store
 from tests.model_support import build_backend
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -46,3 +46,11 @@ def test_half_precision_follows_numpy() -> None:
     values = np.array([1.0, 1 + 2**-11, 65504.0, 7e4], dtype=np.float32)
     assert rounded(values, "f16").tolist() == [1.0, 1.0, 65504.0, np.inf]
     assert rounded(values, "f32") is values
+
+
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16"])
+def test_rounding_piece_by_piece_gives_the_same(format: str) -> None:
+    values = np.random.default_rng(0).standard_normal(2 * ROUNDED_AT_ONCE + 5).astype(np.float32)
+    found = np.empty(values.size)
+    round_into(values, found, format)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found, rounded(values, format))  # type: ignore[arg-type]

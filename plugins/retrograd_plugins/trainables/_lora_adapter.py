@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from retrograd.gguf.adapter import Adapter, read_adapter, write_adapter
 from retrograd.nn.model import CausalLM
-from retrograd.nn.precision import rounded
+from retrograd.nn.precision import round_into, rounded
 from retrograd.nn.projection import LoraFactors
 from retrograd_hookspecs import ModelError, Parameter
 
@@ -95,8 +95,10 @@ class LoraAdapter:
 
     def refresh(self) -> None:
         """Round the masters to what the forward pass reads."""
-        values = rounded(self._values, self._dtype)
-        self._weights[...] = self._model.backend.from_host(values.astype(self._model.backend.compute_dtype))
+        backend = self._model.backend
+        weights = backend.to_host(self._weights)
+        round_into(self._values, weights, self._dtype)
+        self._weights[...] = backend.from_host(weights)
 
     def save(self, path: Path) -> None:
         """Write the adapter as a GGUF that llama.cpp loads, atomically."""

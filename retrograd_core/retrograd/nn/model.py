@@ -14,6 +14,7 @@ from retrograd_hookspecs import ArchitectureSpec, Backend, KernelTable, ModelFil
 from .attention import KeyValueStore
 from .batch import PassBatch
 from .block_stack import FusedBlocks
+from .kept import KeptArrays
 from .kv_cache import KVCache, KVGradients
 from .precision import restore, storage_dtype, store
 from .projection import Projection
@@ -58,6 +59,8 @@ class CausalLM:
         self.backend = backend
         self.workspace = Workspace(backend, token_capacity)
         self._scratch = self.workspace.scope("scratch")
+        # A block's input and output take turns.
+        self._streams = [KeptArrays(kernels, self.workspace.scope(f"scratch/{turn}")) for turn in range(2)]
         builder = ModuleBuilder(file, spec, kernels, backend, self._scratch)
         self.embedding = builder.embedding()
         self.blocks = [builder.block(index) for index in range(spec.block_count)]
@@ -71,7 +74,7 @@ class CausalLM:
 
     def forward(self, batch: PassBatch, store: KeyValueStore | None = None) -> Any:
         """The residual stream (T, E) after the last block; nothing is kept for a backward pass."""
-        x = self._embed(batch, self._keep(0))
+        x = self._embed(batch)
         if self._few_rows and store is not None and self._fused.forward(x, batch, store):
             return x
         return self._run(x, range(len(self.blocks)), batch, store)
@@ -84,13 +87,13 @@ class CausalLM:
     ) -> Any:
         """As `forward`, and keep what `backward` of the same pass needs."""
         groups = self._groups(checkpointing)
-        x = self._embed(batch, self._keep(0))
+        x = self._embed(batch)
         for number, group in enumerate(groups[:-1]):
             assert checkpointing is not None  # without it there is one group
             self._save(x, number, checkpointing)
             x = self._run(x, group, batch, store)
         if groups[-1][0] % 2:
-            first = self._keep(0).rows("x", *x.shape)
+            first = self._stream(0, *x.shape)
             first[...] = x
             x = first
         return self._run_keeping(x, groups[-1], batch, store)
@@ -115,14 +118,16 @@ class CausalLM:
                 break
             if number < len(groups) - 1:
                 assert checkpointing is not None  # without it there is one group
-                x = self._keep(0).rows("x", *grad.shape)
+                x = self._stream(0, *grad.shape)
                 self._load(x, number, checkpointing)
                 self._run_keeping(x, group, batch, store)
             for index in reversed(group):
                 if index < lowest:
                     break
-                keep = self._keep(index - group[0])
-                self.blocks[index].backward(grad, keep.rows("x", *grad.shape), batch, keep, store)
+                slot = index - group[0]
+                keep = self._keep(slot)
+                x = self._streams[slot % 2].load("x", keep, *grad.shape)
+                self.blocks[index].backward(grad, x, batch, keep, store)
 
     def new_cache(self, name: str, dtype: Any = None) -> KVCache:
         """A key/value cache for this model; `dtype` None is the compute dtype."""
@@ -180,8 +185,8 @@ class CausalLM:
         """Bytes of all tensors, as mapped."""
         return sum(info.bytes for info in self.file.tensors.values())
 
-    def _embed(self, batch: PassBatch, keep: Scope) -> Any:
-        x = keep.rows("x", batch.length, self.spec.embedding_length)
+    def _embed(self, batch: PassBatch) -> Any:
+        x = self._stream(0, batch.length, self.spec.embedding_length)
         self.embedding.forward(batch.tokens, x)
         return x
 
@@ -189,7 +194,7 @@ class CausalLM:
         """Blocks in order, keeping nothing: all in the arrays of the first slot, and the inputs of the
         first two slots take turns as input and output."""
         for index in blocks:
-            out = self._keep((index + 1) % 2).rows("x", *x.shape)
+            out = self._stream((index + 1) % 2, *x.shape)
             self.blocks[index].forward(x, out, batch, self.workspace.scope("kept/0", keeps=False), store)
             x = out
         return x
@@ -197,10 +202,15 @@ class CausalLM:
     def _run_keeping(self, x: Any, blocks: range, batch: PassBatch, store: KeyValueStore | None) -> Any:
         """Blocks in order; the output of each is the kept input of the next."""
         for slot, index in enumerate(blocks):
-            out = self._keep(slot + 1).rows("x", *x.shape)
-            self.blocks[index].forward(x, out, batch, self._keep(slot), store)
+            keep, out = self._keep(slot), self._stream(slot + 1, *x.shape)
+            self.blocks[index].forward(x, out, batch, keep, store)
+            self._streams[slot % 2].save("x", x, keep)
             x = out
         return x
+
+    def _stream(self, slot: int, rows: int, width: int) -> Any:
+        """The residual stream (T, E) as it enters the block of a slot."""
+        return self._streams[slot % 2].fresh("x", self._keep(slot), rows, width)
 
     def _keep(self, slot: int) -> Scope:
         return self.workspace.scope(f"kept/{slot}")

@@ -46,6 +46,17 @@ def restore(stored: Any, values: Any, format: str, scratch: Scope) -> None:
     values[...] = bits.view(np.float32)
 
 
+ROUNDED_AT_ONCE = 1 << 15
+"""Values that `round_into` takes at once, so that what it makes of them on the way stays in the cache."""
+
+
+def round_into(values: npt.NDArray[np.float32], out: Any, format: str) -> None:
+    """Write flat float32 `values`, rounded to `format`, into the floating-point array `out`."""
+    for first in range(0, values.size, ROUNDED_AT_ONCE):
+        part = slice(first, first + ROUNDED_AT_ONCE)
+        out[part] = rounded(values[part], format)
+
+
 def rounded(values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.float32]:
     """Float32 `values` after a round trip through `format`."""
     if format == "f32":

@@ -24,8 +24,9 @@ async def _read(sandbox: Sandbox, arguments: Mapping[str, Any], params: ReadPara
     path = checked_path(arguments["path"])
     first, last = arguments.get("first_line"), arguments.get("last_line")
     if first is None and last is None:
-        data = await read_bytes(sandbox, path, params.max_bytes + 1)
-        text = as_text(data, path, cut=len(data) > params.max_bytes)
+        most = params.max_bytes + 4  # more than is shown even without a character that is cut at the end
+        data = await read_bytes(sandbox, path, most)
+        text = as_text(data, path, cut=len(data) == most)
     else:
         text = _lines(await read_text(sandbox, path), path, first or 1, last)
     return StepResult(observation=cap_text(text, params.max_bytes) or "(empty)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | No
     """
     import jsonschema
 
+    unsent = _not_json(arguments)
+    if unsent:
+        return f"the arguments of {spec.name} are wrong: {unsent}"
     validator = jsonschema.Draft202012Validator(dict(spec.input_schema))
     errors = sorted(validator.iter_errors(dict(arguments)), key=lambda e: (list(map(str, e.path)), e.message))
     if not errors:
@@ -25,6 +29,25 @@ def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | No
     shown = "; ".join(_text(error) for error in errors[:MOST_SHOWN])
     more = f"; {len(errors) - MOST_SHOWN} more" if len(errors) > MOST_SHOWN else ""
     return f"the arguments of {spec.name} are wrong: {shown}{more}"
+
+
+def _not_json(value: Any, place: str = "") -> str:
+    """What of a value cannot be sent to a tool, although Python's parser reads it; "" for nothing."""
+    at = f"{place}: " if place else ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{at}the number is not finite"
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        return f"{at}the text holds half a character (a lone surrogate)"
+    if isinstance(value, Mapping):
+        found = [
+            _not_json(key, place) or _not_json(element, f"{place}.{key}" if place else str(key))
+            for key, element in value.items()
+        ]
+    elif isinstance(value, list | tuple):
+        found = [_not_json(element, f"{place}[{index}]") for index, element in enumerate(value)]
+    else:
+        return ""
+    return next((fault for fault in found if fault), "")
 
 
 def _text(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""MCP servers: their configuration, `mcp.json` files, and the tools that trajectories share."""
+"""Keys of `[[agent.mcp_servers]]`."""
 
 from __future__ import annotations
 

@@ -162,6 +162,11 @@ FAULTS: dict[str, tuple[str, str]] = {
     "exits": ("print('bad thing', file=sys.stderr); sys.exit(3)", "ended with exit status 3"),
     "killed": ("os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
     "closes stdout": ("os.close(1); time.sleep(60)", "closed its standard output"),
+    "a good line twice": (
+        "text = json.dumps({'group': 'g', 'scores': [{'id': i, 'score': 1} for i in range(3)]}) + '\\n';"
+        " sys.stdout.write(text * 2); sys.stdout.flush()",
+        "wrote more than one line for a group",
+    ),
     "two lines": ("sys.stdout.write('{}\\n' * 2); sys.stdout.flush()", "did not write"),
 }
 

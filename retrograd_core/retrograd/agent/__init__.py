@@ -2,5 +2,13 @@
 parties."""
 
 from .scenarios import load_scenarios, scenario_of, scenario_record
+from .worlds import WorldProvider, mistake, observation
 
-__all__ = ["load_scenarios", "scenario_of", "scenario_record"]
+__all__ = [
+    "WorldProvider",
+    "load_scenarios",
+    "mistake",
+    "observation",
+    "scenario_of",
+    "scenario_record",
+]

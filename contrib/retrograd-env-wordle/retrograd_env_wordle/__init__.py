@@ -1,0 +1,1 @@
+"""Wordle for retrograd: `[agent.environment] type = "wordle"`."""

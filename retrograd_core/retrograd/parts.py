@@ -219,8 +219,12 @@ class _Parts:
         section = self._config.reference
         if section is None:
             return BaseReference(services.get("engine"))
-        file = open_model(resolve_model(self._assembly, section.model))
-        require_same_tokenizer(services.get("model_file"), file, what="reference")
+        try:
+            file = open_model(resolve_model(self._assembly, section.model))
+            require_same_tokenizer(services.get("model_file"), file, what="reference")
+        except ModelError as error:
+            where = self._assembly.document.where("reference.model")
+            raise ConfigError([Problem(where=where, key="reference.model", message=str(error))]) from error
         model = CausalLM(
             file,
             self._described(file),

@@ -148,8 +148,8 @@ class _Recorder:
         lost = int(np.count_nonzero(~np.isfinite(batch.logp)))
         if lost:
             raise TrainingError(
-                f"{lost} of {batch.logp.size} log-probabilities of a pass are not finite: the weights ran away;"
-                " lower training.lr, and go on from a checkpoint before this step"
+                f"{lost} of {batch.logp.size} log-probabilities of a pass are not finite: the weights ran"
+                " away; lower training.lr, and go on from a checkpoint before this step"
             )
         extra = dict(batch.extra)
         if self._first:

@@ -101,7 +101,11 @@ class Rollouts(Workspace):
 
     def train(self, path: Path, *arguments: object, code: int | None = 0) -> Outcome:
         """`retrograd train`."""
-        return retrograd("train", path, *arguments, code=code)
+        return self.command("train", path, *arguments, code=code)
+
+    def command(self, name: str, path: Path, *arguments: object, code: int | None = 0) -> Outcome:
+        """Another command."""
+        return retrograd(name, path, *arguments, code=code)
 
 
 @attrs.define(eq=False)

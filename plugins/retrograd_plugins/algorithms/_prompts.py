@@ -77,7 +77,7 @@ def _parse(
     check_order(messages, "messages")
     if messages[-1].role != "user":
         raise RecordError(
-            f"ends on a {messages[-1].role} message, and a prompt ends on what the user asks",
+            f"ends on a message of role {messages[-1].role}, and a prompt ends on what the user asks",
             key=f"messages[{len(messages) - 1}]",
             hint="take the answer out: the model writes it",
         )

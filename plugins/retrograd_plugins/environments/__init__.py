@@ -1,0 +1,1 @@
+"""Environments: the worlds of trajectories."""

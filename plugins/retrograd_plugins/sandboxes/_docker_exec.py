@@ -1,0 +1,262 @@
+"""A command in a running container, over the engine's hijacked connection.
+
+The stream is read in the event loop, so that a deadline or a cancellation ends it at once. Closing the
+connection does not end a command: everything in the container is killed by another one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from retrograd_hookspecs import ExecResult, RolloutError
+
+from ._commands import KILLED, Capture
+from ._docker import Engine, EngineRefusedError, in_thread
+
+KILL_ALL = "kill -KILL -1"
+"""Kills every process of the same user but PID 1 and the shell itself, in one step: nothing can fork on."""
+KILL_SECS = 20.0
+"""How long it may take until everything is killed."""
+POLL_SECS = 0.02
+_HEADER = struct.Struct(">BxxxL")
+_CHUNK_BYTES = 1 << 18
+_STDOUT, _STDERR = 1, 2
+
+
+@attrs.define(eq=False)
+class ExecStream:
+    """An exec that was started: its id, and its connection."""
+
+    id: str
+    socket: Any
+    """The socket, which does not block."""
+    reader: Any
+    """Holds what came with the answer's headers; None once that is taken."""
+    owners: tuple[Any, ...]
+    """What else has to be closed."""
+
+    def take_buffered(self) -> bytes:
+        """Output that was read with the headers; once."""
+        reader, self.reader = self.reader, None
+        return bytes(reader.peek()) if reader is not None else b""
+
+    def close(self) -> None:
+        """Close the connection; the command runs on."""
+        for part in (*self.owners, self.socket):
+            try:
+                part.close()
+            except (OSError, ValueError):
+                continue
+
+
+def start_exec(engine: Engine, container: str, argv: Sequence[str], *, has_stdin: bool) -> ExecStream:
+    """Start a command in `/`; blocks. Raises: `RolloutError`."""
+    api = engine.api
+    with engine.reporting("cannot run a command in the container"):
+        exec_id = api.exec_create(container, list(argv), stdin=has_stdin, workdir="/")["Id"]
+        raw = api.exec_start(exec_id, socket=True)
+        response = raw._response
+        raw._response = None  # else the two keep each other alive
+        connection = getattr(raw, "_sock", raw)
+        connection.setblocking(False)
+        # docker-py hands out the socket below the reader that has read the headers, and with them, often,
+        # the first bytes of output: they are still in that reader.
+        reader = response.raw._fp.fp
+    return ExecStream(id=exec_id, socket=connection, reader=reader, owners=(reader, raw, response))
+
+
+async def run_exec(
+    engine: Engine, container: str, argv: Sequence[str], *, stdin: bytes, timeout_secs: float, limit: int
+) -> ExecResult:
+    """Run a command to its end, or to its deadline.
+
+    Raises: `RolloutError` if the engine or the container is gone, or cannot be made to stop the command.
+    """
+    import anyio
+
+    stream = await _start(engine, container, argv, has_stdin=bool(stdin))
+    stdout, stderr = Capture(limit), Capture(limit)
+    frames = _Frames({_STDOUT: stdout, _STDERR: stderr})
+    try:
+        ended = False
+        try:
+            with anyio.move_on_after(timeout_secs):
+                await _exchange(stream, frames, stdin)
+                ended = True
+        finally:
+            if not ended:  # late, or cancelled
+                with anyio.CancelScope(shield=True):
+                    await kill_all(engine, container)
+        if not ended:
+            with anyio.move_on_after(KILL_SECS):
+                await _receive(stream, frames)
+                ended = True
+            if not ended:
+                raise RolloutError("a command could not be stopped at its deadline")
+            return _result(KILLED, stdout, stderr, timed_out=True)
+        code = await _exit_code(engine, container, stream.id)
+    finally:
+        stream.close()
+    return _result(code, stdout, stderr)
+
+
+async def kill_all(engine: Engine, container: str) -> None:
+    """Kill everything in the container. Raises: `RolloutError` if that cannot be done."""
+    import anyio
+
+    stream = await in_thread(_started, engine, container, ["/bin/sh", "-c", KILL_ALL])
+    try:
+        with anyio.move_on_after(KILL_SECS):
+            await _receive(stream, _Frames({}))
+            return
+        raise RolloutError("the processes in the container could not be killed")
+    finally:
+        stream.close()
+
+
+async def require_running(engine: Engine, container: str) -> None:
+    """Raises: `RolloutError` if the container does not run, with how it ended."""
+    with engine.reporting("cannot look at the container"):
+        try:
+            state = (await in_thread(engine.api.inspect_container, container))["State"]
+        except Exception as error:
+            if getattr(error, "status_code", None) == 404:
+                raise RolloutError("the container is gone: it was removed from outside") from error
+            raise
+    if not state.get("Running"):
+        why = "out of memory, " if state.get("OOMKilled") else ""
+        raise RolloutError(f"the container died ({why}exit code {state.get('ExitCode')})")
+
+
+def _started(engine: Engine, container: str, argv: Sequence[str]) -> ExecStream:
+    return start_exec(engine, container, argv, has_stdin=False)
+
+
+async def _start(engine: Engine, container: str, argv: Sequence[str], *, has_stdin: bool) -> ExecStream:
+    def start() -> ExecStream:
+        return start_exec(engine, container, argv, has_stdin=has_stdin)
+
+    try:
+        return await in_thread(start)
+    except EngineRefusedError:
+        # 404, 409 or 500, depending on the engine: the container's state tells more.
+        await require_running(engine, container)
+        raise
+
+
+async def _exchange(stream: ExecStream, frames: _Frames, stdin: bytes) -> None:
+    if not stdin:
+        await _receive(stream, frames)
+        return
+    import anyio
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_send, stream, stdin)
+        await _receive(stream, frames)
+        tasks.cancel_scope.cancel()  # the command ended without reading all of it
+
+
+async def _send(stream: ExecStream, data: bytes) -> None:
+    import socket
+
+    import anyio
+
+    left = memoryview(data)
+    try:
+        while left:
+            try:
+                left = left[stream.socket.send(left[:_CHUNK_BYTES]) :]
+            except BlockingIOError:
+                await anyio.wait_writable(stream.socket)
+            await anyio.lowlevel.checkpoint()
+        stream.socket.shutdown(socket.SHUT_WR)
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the command is gone; what it wrote is still read
+    except OSError as error:
+        raise RolloutError(f"the connection to a command broke: {error.strerror or error}") from error
+
+
+async def _receive(stream: ExecStream, frames: _Frames) -> None:
+    """Read to the end of the stream."""
+    import anyio
+
+    frames.feed(stream.take_buffered())
+    while True:
+        try:
+            data = stream.socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            await anyio.wait_readable(stream.socket)
+            continue
+        except ConnectionResetError:
+            return
+        except OSError as error:
+            raise RolloutError(f"the connection to a command broke: {error.strerror or error}") from error
+        if not data:
+            return
+        frames.feed(data)
+        await anyio.lowlevel.checkpoint()
+
+
+async def _exit_code(engine: Engine, container: str, exec_id: str) -> int:
+    """The exit code, once the engine knows it. Raises: `RolloutError` if the container is gone."""
+    import anyio
+
+    with anyio.move_on_after(KILL_SECS):
+        while True:
+            try:
+                with engine.reporting("cannot look at a command"):
+                    found = await in_thread(engine.api.exec_inspect, exec_id)
+            except EngineRefusedError:
+                await require_running(engine, container)
+                raise
+            if not found.get("Running") and found.get("ExitCode") is not None:
+                code = int(found["ExitCode"])
+                if code in (KILLED, -1, 255):  # how a command ends whose container dies
+                    await require_running(engine, container)
+                return code
+            await require_running(engine, container)
+            await anyio.sleep(POLL_SECS)
+    raise RolloutError("the engine does not tell how a command ended")
+
+
+def _result(code: int, stdout: Capture, stderr: Capture, *, timed_out: bool = False) -> ExecResult:
+    return ExecResult(
+        exit_code=code,
+        stdout=stdout.bytes(),
+        stderr=stderr.bytes(),
+        timed_out=timed_out,
+        truncated=stdout.dropped + stderr.dropped,
+    )
+
+
+class _Frames:
+    """Takes the engine's stream apart: frames of a byte that names the stream, a length, and data."""
+
+    def __init__(self, streams: Mapping[int, Capture]) -> None:
+        self._streams = streams
+        self._header = bytearray()
+        self._left = 0
+        self._target: Capture | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes, which may begin and end anywhere."""
+        view = memoryview(data)
+        while view:
+            if not self._left:
+                wanted = _HEADER.size - len(self._header)
+                self._header += view[:wanted]
+                view = view[wanted:]
+                if len(self._header) == _HEADER.size:
+                    kind, self._left = _HEADER.unpack(self._header)
+                    self._target = self._streams.get(kind)
+                    self._header.clear()
+                continue
+            part = view[: self._left]
+            if self._target is not None:
+                self._target.add(part)
+            self._left -= len(part)
+            view = view[len(part) :]

@@ -72,7 +72,7 @@ def all_contestants() -> tuple[Contestant, ...]:
         Contestant(
             name="retrograd",
             title="retrograd",
-            kinds=("sft", "prompt", "generate"),
+            kinds=("sft", "prompt", "generate", "grpo"),
             problem=lambda _options: _modules_problem(sys.executable, ("retrograd", "retrograd_plugins")),
             command=_retrograd_command,
             ours=True,
@@ -199,7 +199,7 @@ def _convert(case: Case, options: Options) -> list[str] | None:
 
 
 def _retrograd_command(case: Case, options: Options) -> list[str]:
-    module = "retrograd_sft" if case.kind == "sft" else "retrograd_generate"
+    module = {"sft": "retrograd_sft", "grpo": "retrograd_grpo"}.get(case.kind, "retrograd_generate")
     return [
         sys.executable,
         "-m",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from retrograd import chat_api
 from retrograd.errors import ConfigError
-from retrograd_plugins.judges import _chat
 from retrograd_plugins.judges.ruler import RulerJudge, api_key
 
 from .conftest import MakeJudge, judged, reason, values, worths
@@ -136,7 +136,7 @@ def test_retry_after_is_honoured(server: JudgeServer, make: MakeJudge, form: str
 def test_retry_after_is_bounded(
     server: JudgeServer, make: MakeJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chat, "MAX_RETRY_AFTER_SECS", 0.2)
+    monkeypatch.setattr(chat_api, "MAX_RETRY_AFTER_SECS", 0.2)
     server.script.append(status(503, Retry_After="86400"))
     began = time.monotonic()
     assert values(make(), GROUP) == EXPECTED
@@ -157,12 +157,12 @@ def test_retry_after_is_bounded(
     ],
 )
 def test_retry_after_header(header: str, seconds: float) -> None:
-    assert _chat.retry_after(header) == seconds
+    assert chat_api.retry_after(header) == seconds
 
 
 def test_retry_after_date_without_a_zone_is_utc() -> None:
     date = (datetime.now(UTC) + timedelta(seconds=100)).strftime("%a, %d %b %Y %H:%M:%S -0000")
-    assert 95 < _chat.retry_after(date) <= 100
+    assert 95 < chat_api.retry_after(date) <= 100
 
 
 @pytest.mark.parametrize("behaviour", [hang, drip])
@@ -219,7 +219,7 @@ def test_without_a_key_there_is_no_authorization(server: JudgeServer, make: Make
 def test_a_long_reply_is_refused(
     server: JudgeServer, make: MakeJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chat, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(chat_api, "MAX_REPLY_BYTES", 1000)
     server.always = raw(b" " * 2000)
     assert "longer than 1000 bytes" in reason(make(), GROUP)
 

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrograd.chat_replies import fingerprint
 from retrograd.config import Document, read_table
-from retrograd_plugins.judges._transcripts import elide, permutation, seed_of, with_state
+from retrograd_plugins.judges._transcripts import elide, permutation, with_state
 from retrograd_plugins.judges._verdict_cache import VerdictCache
 from retrograd_plugins.judges.ruler import RulerJudge
 
@@ -67,7 +68,7 @@ def test_permutations_are_orders_of_their_seed() -> None:
 
 
 def test_a_seed_knows_the_borders_of_its_parts() -> None:
-    assert seed_of("ab", "c") != seed_of("a", "bc") != seed_of("abc")
+    assert fingerprint("ab", "c") != fingerprint("a", "bc") != fingerprint("abc")
 
 
 # -- cache

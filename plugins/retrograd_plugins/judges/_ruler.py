@@ -10,24 +10,22 @@ from typing import TypeVar
 
 import attrs
 
+from retrograd.chat_api import ChatClient, Form
+from retrograd.chat_replies import ChatError, ReplyError, fingerprint, read_reply, without_reasoning
 from retrograd_hookspecs import JudgeGroup, JudgeMember, RolloutError, Score
 
 from . import _prompts
-from ._chat import ChatClient, Form
 from ._pairs import Game, bradley_terry, schedule, win_rates
 from ._replies import (
     Comparison,
-    ReplyError,
     Verdict,
     VerdictError,
     comparison_schema,
     read_comparison,
-    read_reply,
     read_scores,
     scores_schema,
-    without_reasoning,
 )
-from ._transcripts import content_of, elide, permutation, seed_of, transcript, with_state
+from ._transcripts import content_of, elide, permutation, transcript, with_state
 from ._verdict_cache import VerdictCache
 from .ruler import RulerJudge
 
@@ -69,7 +67,7 @@ class Ruler:
     def __init__(self, config: RulerJudge, api_key: str, *, first_wait_secs: float = 0.5) -> None:
         self._config = config
         self._cache = VerdictCache(config.cache_path) if config.cache_path is not None else None
-        self._chat = ChatClient(config, api_key, cache=self._cache, first_wait_secs=first_wait_secs)
+        self._chat = ChatClient(config.endpoint(api_key), cache=self._cache, first_wait_secs=first_wait_secs)
 
     async def score(self, group: JudgeGroup) -> Sequence[Score]:
         """One score per member, or one error for all. See `retrograd_hookspecs.Judge`."""
@@ -77,7 +75,7 @@ class Ruler:
             return []
         try:
             verdicts = await self._verdicts(group)
-        except (VerdictError, RolloutError) as error:
+        except (ChatError, RolloutError) as error:
             self._chat.counts["failures"] += 1
             return [Score(kind="error", explanation=str(error)) for _ in group.members]
         return [Score(kind="value", value=v.score, explanation=v.explanation) for v in verdicts]
@@ -127,7 +125,7 @@ class Ruler:
             rubric = rubric or config.pairwise_rubric
         rubric = rubric or config.rubric
         whole = transcript(group.opening, sys.maxsize, 0.0)
-        seed = seed_of(group.id, rubric, config.strategy.mode, whole, *contents)
+        seed = fingerprint(group.id, rubric, config.strategy.mode, whole, *contents)
         members = [group.members[i] for i in indices]
         calls = [partial(self._shown, member, opening, seed) for member in members]
         return _Case(opening=opening, members=tuple(await together(calls)), rubric=rubric, seed=seed)
@@ -216,7 +214,7 @@ class Ruler:
 
     async def _chunk(self, case: _Case, members: Sequence[int], number: int) -> dict[int, Verdict]:
         """Verdict by member of one request, in which they stand in an order of its own."""
-        places = permutation(seed_of(case.seed, "chunk", str(number)), len(members))
+        places = permutation(fingerprint(case.seed, "chunk", str(number)), len(members))
         order = [members[place] for place in places]
         ask = partial(_prompts.listwise, case.rubric, case.code, case.opening)
         texts = self._texts([case.members[m] for m in order], _prompts.size(ask([""] * len(order))))
@@ -246,7 +244,7 @@ class Ruler:
 
     async def _game(self, case: _Case, first: int, second: int) -> tuple[Game, str]:
         """A comparison of two members, in both orders or in one that depends on the pair."""
-        seed = seed_of(case.seed, "pair", str(first), str(second))
+        seed = fingerprint(case.seed, "pair", str(first), str(second))
         if self._config.strategy.both_orders:
             there, back = await together(
                 [partial(self._compare, case, first, second), partial(self._compare, case, second, first)]
@@ -320,16 +318,16 @@ def on_one_scale(chunks: Sequence[Mapping[int, float]], anchor: int) -> tuple[li
 
 
 async def together(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Results in order. The first `VerdictError` cancels the other calls and is raised."""
+    """Results in order. The first `ChatError` cancels the other calls and is raised."""
     import anyio
 
     results: dict[int, T] = {}
-    failures: list[VerdictError | RolloutError] = []
+    failures: list[ChatError | RolloutError] = []
 
     async def run(index: int, call: Callable[[], Awaitable[T]]) -> None:
         try:
             results[index] = await call()
-        except (VerdictError, RolloutError) as error:
+        except (ChatError, RolloutError) as error:
             failures.append(error)
             group.cancel_scope.cancel()
 

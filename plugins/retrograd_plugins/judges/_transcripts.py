@@ -81,16 +81,6 @@ def content_of(member: JudgeMember, include_state: bool) -> str:
     return json.dumps([messages, state], ensure_ascii=False, sort_keys=True, default=str)
 
 
-def seed_of(*parts: str) -> str:
-    """A hash in hexadecimal digits of texts, the borders between them included."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
-
-
 def permutation(seed: str, count: int) -> list[int]:
     """An order of `range(count)` that depends on the seed alone, the same on every machine."""
     return sorted(range(count), key=lambda i: hashlib.sha256(f"{seed}:{i}".encode()).digest())

@@ -10,16 +10,15 @@ The model answers at an OpenAI-compatible endpoint (`POST {base_url}/chat/comple
 
 from __future__ import annotations
 
-import ipaddress
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
-from retrograd_hookspecs import BuildContext, Component, ConfigError, Judge, Problem, hookimpl, key
+from retrograd import chat_endpoint
+from retrograd.chat_endpoint import Endpoint, check_base_url, check_model, is_loopback
+from retrograd_hookspecs import BuildContext, Component, Judge, Problem, hookimpl, key
 
 
 @attrs.frozen(kw_only=True)
@@ -142,67 +141,34 @@ class RulerJudge:
 
     @base_url.validator
     def _is_an_endpoint(self, attribute: Any, value: str) -> None:
-        parts = _split(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"must be an http:// or https:// address such as https://api.openai.com/v1, got {value!r}"
-            )
-        if parts.username or parts.password:
-            raise ValueError("holds a credential; give the name of its environment variable in api_key_env")
-        if parts.query or parts.fragment:
-            raise ValueError(f"must have no query and no fragment, got {value!r}")
-        if parts.path.rstrip("/").endswith("/chat/completions"):
-            raise ValueError(f"must end before /chat/completions, which is added to it, got {value!r}")
+        check_base_url(value)
 
     @model.validator
     def _has_a_name(self, attribute: Any, value: str) -> None:
-        if not value.strip():
-            raise ValueError("must name a model, is empty")
+        check_model(value)
 
     @property
     def is_local(self) -> bool:
         """True if the endpoint is on this machine's loopback."""
-        host = _split(self.base_url).hostname or ""
-        if host == "localhost" or host.endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.base_url)
 
-
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # is parsed when it is read
-    except ValueError as error:
-        raise ValueError(f"is not an address: {error}") from None
-    return parts
+    def endpoint(self, key: str) -> Endpoint:
+        """The endpoint with its key."""
+        return Endpoint(
+            base_url=self.base_url,
+            model=self.model,
+            api_key=key,
+            api_key_env=self.api_key_env,
+            temperature=self.temperature,
+            timeout_secs=self.timeout_secs,
+            max_retries=self.max_retries,
+            max_concurrency=self.max_concurrency,
+        )
 
 
 def api_key(config: RulerJudge) -> str:
-    """The key from the environment; "" for a server on this machine that was given none.
-
-    Raises: `ConfigError` that names the variable if it is not set, empty, or cannot be sent as a header.
-    """
-    value = os.environ.get(config.api_key_env, "").strip()
-    if value and not (value.isascii() and value.isprintable()):
-        message = f"the key in {config.api_key_env} holds characters that no HTTP header can"
-        raise ConfigError([Problem(where="judge", key="api_key_env", message=message, hint="set it anew")])
-    if value or config.is_local:
-        return value
-    state = "is empty" if config.api_key_env in os.environ else "is not set"
-    raise ConfigError(
-        [
-            Problem(
-                where="judge",
-                key="api_key_env",
-                message=f"the environment variable {config.api_key_env} {state};"
-                f" {config.base_url} needs a key",
-                hint=f"export {config.api_key_env}=…, or name another variable in api_key_env",
-            )
-        ]
-    )
+    """The key from the environment. Raises as `retrograd.chat_endpoint.api_key`."""
+    return chat_endpoint.api_key(config.base_url, config.api_key_env, where="judge")
 
 
 def _build(config: RulerJudge, context: BuildContext) -> Judge:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def score(prompt, completion):
     return zlib.crc32((prompt + completion).encode()) % 11 / 10
 """
 """A reward that looks at every byte, so that answers to a prompt differ."""
+
+
+def value_of(text: str) -> float:
+    """A verdict that looks at every byte."""
+    return zlib.crc32(text.encode()) % 11 / 10
 
 
 class Rollouts(Workspace):

@@ -8,34 +8,14 @@ import signal
 import sys
 import threading
 import time
-import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.judges.server import JudgeServer, Request, hang, says, status
+from tests.judges.server import JudgeServer, hang, status
 from tests.rewards.support import nothing_left
 
-from .support import Rollouts, Watch, watched
-
-
-def value_of(text: str) -> float:
-    return zlib.crc32(text.encode()) % 11 / 10
-
-
-def by_text(request: Request) -> str:
-    """Scores that are a function of what the answer says."""
-    scores = [{"id": i, "explanation": "seen", "score": value_of(t)} for i, t in request.candidates.items()]
-    return json.dumps({"scores": scores})
-
-
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    served = JudgeServer()
-    served.always = says(by_text)
-    yield served
-    served.close()
+from .support import Rollouts, Watch, value_of, watched
 
 
 def judged(server: JudgeServer, judge: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def json_schema(
             container = container.setdefault(parent, _object({}))["properties"]
         container[last] = _table_schema(name, cls, choices, ())
     for name, classes in (variants or {}).items():
-        _set_variants(properties, name, classes, choices)
+        if classes:
+            _set_variants(properties, name, classes, choices)
     required = [
         name
         for name, schema in properties.items()

@@ -125,16 +125,21 @@ def _by_table(chosen: Mapping[tuple[str, str], Chosen]) -> dict[str, Any]:
     return {item.table: item.config for item in chosen.values() if item.table is not None}
 
 
+def build_context(assembly: Assembly, needs: tuple[str, ...] = ()) -> BuildContext:
+    """What a component with these needs is built with; the services are built first."""
+    return BuildContext(
+        config=assembly.config,
+        base_dir=assembly.config.base_dir,
+        services=assembly.services.select(needs),
+        build=assembly.build,
+    )
+
+
 def build_component(assembly: Assembly, registered: Registered, config: Any) -> Any:
     """Call `Component.build` with the services it needs. A failure that is no `RetrogradError` names the
     plugin."""
     component = registered.component
-    context = BuildContext(
-        config=assembly.config,
-        base_dir=assembly.config.base_dir,
-        services=assembly.services.select(component.needs),
-        build=assembly.build,
-    )
+    context = build_context(assembly, component.needs)
     try:
         return component.build(config, context)
     except RetrogradError:

@@ -45,6 +45,7 @@ import attrs
 import numpy as np
 
 from retrograd.agent.mcp import McpServer
+from retrograd.chat_endpoint import check_base_url, check_model
 from retrograd_hookspecs import (
     Algorithm,
     Answer,
@@ -53,6 +54,7 @@ from retrograd_hookspecs import (
     Component,
     ComponentTable,
     ConfigTable,
+    EnvironmentProvider,
     EvaluationReport,
     Judge,
     JudgeGroup,
@@ -73,7 +75,8 @@ from ._prompts import PromptOrder
 from ._rollouts import HELD_OUT_STREAMS, evaluation_metrics
 
 if TYPE_CHECKING:
-    from retrograd.agent.stage import Part, Stage
+    from retrograd.agent.play import Limits
+    from retrograd.agent.stage import OpenTools, Part, Stage
     from retrograd.reference import Reference
 
 
@@ -90,6 +93,14 @@ class CollectApiConfig:
     temperature: float | None = key(
         None, minimum=0.0, doc="Sampling temperature.", default_text="the provider's"
     )
+
+    @base_url.validator
+    def _is_an_endpoint(self, attribute: Any, value: str) -> None:
+        check_base_url(value)
+
+    @model.validator
+    def _has_a_name(self, attribute: Any, value: str) -> None:
+        check_model(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -109,6 +120,14 @@ class ScenarioGenerationConfig:
     timeout_secs: float = key(120.0, above=0.0, unit="s", doc="Timeout of a request.")
     max_retries: int = key(2, minimum=0, doc="Retries of a request.")
     max_catalog_bytes: int = key(262144, minimum=1, unit="bytes", doc="Largest tool catalogue that is sent.")
+
+    @base_url.validator
+    def _is_an_endpoint(self, attribute: Any, value: str) -> None:
+        check_base_url(value)
+
+    @model.validator
+    def _has_a_name(self, attribute: Any, value: str) -> None:
+        check_model(value)
 
     @max_difficulty.validator
     def _check_order(self, attribute: object, value: int) -> None:
@@ -505,14 +524,43 @@ def _spread(scenarios: Sequence[Scenario], limit: int | None) -> list[Scenario]:
     return [scenarios[i * len(scenarios) // limit] for i in range(limit)]
 
 
+STAGE_NEEDS = ("policy", "tokenizer", "template", "chat_format")
+
+
+def limits_of(config: AgenticGRPOConfig, ctx: int) -> Limits:
+    """What ends a trajectory of a run with contexts of `ctx` tokens."""
+    from retrograd.agent.play import Limits
+
+    return Limits(
+        max_turns=config.max_turns,
+        max_new_tokens_per_turn=config.max_new_tokens_per_turn,
+        max_trajectory_tokens=config.trajectory_tokens(ctx),
+        max_rollout_secs=config.max_rollout_secs,
+        end_on_no_tool_call=config.end_on_no_tool_call,
+        max_failed_turns=config.max_failed_turns,
+    )
+
+
+def build_worlds(
+    config: AgenticGRPOConfig, context: BuildContext
+) -> tuple[EnvironmentProvider | None, OpenTools | None]:
+    """Environment and MCP servers of a run; no service is needed."""
+    environment = config.environment
+    provider = context.build("environments", environment.type) if environment is not None else None
+    if not config.mcp_servers and config.mcp_config is None:
+        return provider, None
+    from retrograd.agent.mcp import mcp_tools
+
+    return provider, mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
+
+
 def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any = None) -> Stage:
     """What trajectories are played with. The context has the services of `STAGE_NEEDS`."""
-    from retrograd.agent.play import Limits, Player
+    from retrograd.agent.play import Player
     from retrograd.agent.stage import Stage
     from retrograd.conversation import ConversationEncoder
 
     tokenizer = context.service("tokenizer")
-    ctx = context.config.training.ctx
     player = Player(
         speaker=context.service("policy"),
         encoder=ConversationEncoder(
@@ -520,24 +568,11 @@ def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any 
         ),
         chat_format=context.service("chat_format"),
         stop_ids=tokenizer.stop_ids,
-        limits=Limits(
-            max_turns=config.max_turns,
-            max_new_tokens_per_turn=config.max_new_tokens_per_turn,
-            max_trajectory_tokens=config.trajectory_tokens(ctx),
-            max_rollout_secs=config.max_rollout_secs,
-            end_on_no_tool_call=config.end_on_no_tool_call,
-            max_failed_turns=config.max_failed_turns,
-        ),
+        limits=limits_of(config, context.config.training.ctx),
         sampling=SamplingParams(max_new_tokens=config.max_new_tokens_per_turn, seed=config.seed),
         system_suffix=config.system_suffix,
     )
-    environment = config.environment
-    provider = context.build("environments", environment.type) if environment is not None else None
-    tools: Any = None
-    if config.mcp_servers or config.mcp_config is not None:
-        from retrograd.agent.mcp import mcp_tools
-
-        tools = mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
+    provider, tools = build_worlds(config, context)
     return Stage(
         player=player,
         policy=context.service("policy"),

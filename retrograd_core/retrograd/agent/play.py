@@ -141,12 +141,8 @@ class Player:
         """Play a scenario to its end. Never raises for what goes wrong in this trajectory alone; its world is
         closed on every path."""
         started = time.monotonic()
-        opening = self.opening(scenario)
-        played = Played(
-            scenario=scenario,
-            member=member,
-            trajectory=Trajectory(self.encoder, self.chat_format, (), opening),
-        )
+        trajectory = self.begin(self.opening(scenario))
+        played = Played(scenario=scenario, member=member, trajectory=trajectory)
         session = object()
         limit = self.limits.max_rollout_secs or float("inf")
         world: list[Environment] = []
@@ -170,6 +166,34 @@ class Player:
         system = "\n\n".join(text for text in (scenario.system, self.system_suffix) if text)
         user = Message(role="user", content=scenario.user)
         return (Message(role="system", content=system), user) if system else (user,)
+
+    def begin(self, opening: tuple[Message, ...]) -> Trajectory:
+        """A trajectory that has not started; its tools are not known yet."""
+        return Trajectory(self.encoder, self.chat_format, (), opening)
+
+    async def speak(self, played: Played, stream: int, session: object) -> ParsedTurn | None:
+        """Add the next turn to the trajectory. None if a limit cut it, before the turn or in it."""
+        limits, trajectory = self.limits, played.trajectory
+        room = limits.max_trajectory_tokens - trajectory.next_token
+        budget = min(limits.max_new_tokens_per_turn, room)
+        if budget < 1:
+            played.truncated = "max_trajectory_tokens"
+            return None
+        completion = await self.speaker.generate(
+            GenerationRequest(
+                prompt=trajectory.tokens,
+                params=attrs.evolve(self.sampling, max_new_tokens=budget),
+                stop_ids=self.stop_ids,
+                stream=stream * STREAMS_PER_TRAJECTORY + played.turns,
+            ),
+            session,
+        )
+        parsed = trajectory.add_turn(completion)
+        played.turns += 1
+        if completion.finish == "length":
+            played.truncated = "max_trajectory_tokens" if budget == room else "max_new_tokens_per_turn"
+            return None
+        return parsed
 
     async def _play(self, played: Played, stream: int, session: object, world: list[Environment]) -> None:
         environment: Environment | None = None
@@ -196,24 +220,8 @@ class Player:
         limits, trajectory = self.limits, played.trajectory
         failed_in_a_row = 0
         while True:
-            room = limits.max_trajectory_tokens - trajectory.next_token
-            budget = min(limits.max_new_tokens_per_turn, room)
-            if budget < 1:
-                played.truncated = "max_trajectory_tokens"
-                return False
-            completion = await self.speaker.generate(
-                GenerationRequest(
-                    prompt=trajectory.tokens,
-                    params=attrs.evolve(self.sampling, max_new_tokens=budget),
-                    stop_ids=self.stop_ids,
-                    stream=stream * STREAMS_PER_TRAJECTORY + played.turns,
-                ),
-                session,
-            )
-            parsed = trajectory.add_turn(completion)
-            played.turns += 1
-            if completion.finish == "length":
-                played.truncated = "max_trajectory_tokens" if budget == room else "max_new_tokens_per_turn"
+            parsed = await self.speak(played, stream, session)
+            if parsed is None:
                 return False
             if not parsed.tool_calls and not parsed.error and limits.end_on_no_tool_call:
                 return False
@@ -266,6 +274,7 @@ class Player:
                 played.trajectory.messages += observations
                 return observations, valid, True
         if parsed.error:
+            played.failed_calls += 1
             observations.append(Message(role="user", content=f"ERROR: {parsed.error}"))
         return observations, valid, False
 

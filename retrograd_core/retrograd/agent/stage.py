@@ -86,12 +86,22 @@ class Stage:
         return findings
 
     def play(
-        self, parts: Sequence[Part], progress: Callable[[int, int], None] | None = None
+        self,
+        parts: Sequence[Part],
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        at_once: int | None = None,
+        on_played: Callable[[int, Played], None] | None = None,
     ) -> tuple[list[Played], float]:
-        """Play all of them at once; how each ended, in order, and the seconds that took."""
+        """Play all of them; how each ended, in order, and the seconds that took.
+
+        Args:
+            at_once: begin so many, and another one whenever one ends; None begins all.
+            on_played: gets each that ended with its index, in the thread of the loop.
+        """
         started = time.perf_counter()
         self._settle()
-        played: list[Played] = self.call(self._play, list(parts), progress)
+        played: list[Played] = self.call(self._play, list(parts), progress, at_once, on_played)
         return played, time.perf_counter() - started
 
     def warm_up(self, count: int) -> None:
@@ -136,11 +146,21 @@ class Stage:
                     future.result()  # worlds are closed before the next thing happens
             raise
 
-    async def _play(self, parts: Sequence[Part], progress: Callable[[int, int], None] | None) -> list[Played]:
+    async def _play(
+        self,
+        parts: Sequence[Part],
+        progress: Callable[[int, int], None] | None,
+        at_once: int | None,
+        on_played: Callable[[int, Played], None] | None,
+    ) -> list[Played]:
         played: dict[int, Played] = {}
+        places = anyio.Semaphore(at_once or max(len(parts), 1))
 
         async def one(number: int, part: Part) -> None:
-            played[number] = await self.player.play(part.scenario, part.member, part.stream)
+            async with places:
+                played[number] = await self.player.play(part.scenario, part.member, part.stream)
+            if on_played is not None:
+                on_played(number, played[number])
             if progress is not None:
                 progress(len(played), len(parts))
 

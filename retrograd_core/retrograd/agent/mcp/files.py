@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from retrograd.agent.variables import expand
 from retrograd.config import Document, structure
 from retrograd.config.document import join_key
 from retrograd.config.messages import show_typed
@@ -17,8 +17,6 @@ from retrograd_hookspecs import ConfigError, Problem
 from .config import McpServer
 
 _ROOTS = ("mcpServers", "servers")
-_VARIABLE = re.compile(r"\$\{([^}]*)\}")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EDITOR_FOLDERS = frozenset({".vscode", ".cursor"})
 _HTTP_TYPES = frozenset({"http", "streamable-http", "streamableHttp"})
 _OWN_KEYS = frozenset(
@@ -45,35 +43,6 @@ def load_mcp_config(
         ConfigError: the file cannot be read, or anything in it is wrong, with every problem found.
     """
     return _Reader(path, os.environ if environ is None else environ).read()
-
-
-def expand(text: str, environ: Mapping[str, str], folder: Path) -> str:
-    """A text with its variables replaced, once. Raises `ValueError` with what is wrong."""
-
-    def value(match: re.Match[str]) -> str:
-        name = match[1]
-        if name == "workspaceFolder":
-            return str(folder)
-        if name == "userHome":
-            return str(Path.home())
-        if name.startswith("input:"):
-            raise ValueError(
-                f"${{{name}}} asks a person, whom a run has not: write ${{env:VARIABLE}} and set the variable"
-            )
-        name = name.removeprefix("env:")
-        name, given, default = name.partition(":-")
-        if not _NAME.fullmatch(name):
-            raise ValueError(
-                f"${{{match[1]}}} is not known; known are ${{VAR}}, ${{env:VAR}}, ${{workspaceFolder}} and"
-                " ${userHome}"
-            )
-        if name in environ:
-            return environ[name]
-        if given:
-            return default
-        raise ValueError(f"the environment variable {name} is not set")
-
-    return _VARIABLE.sub(value, text)
 
 
 class _Reader:

@@ -14,12 +14,13 @@ from typing import Any
 import anyio
 import attrs
 
+from retrograd.agent.variables import expand
 from retrograd.config.messages import did_you_mean, listing
 from retrograd_hookspecs import AuditFinding, ConfigError, Problem, RolloutError, StepResult, ToolSpec
 
 from .config import McpServer
 from .connection import Connection
-from .files import expand, load_mcp_config
+from .files import load_mcp_config
 
 _CHECK = "MCP servers"
 _NO_NAME_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")

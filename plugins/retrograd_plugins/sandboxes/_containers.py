@@ -203,10 +203,9 @@ class Containers:
             )
 
     async def _try_out(self, sandbox: Sandbox) -> None:
-        """Raises: `RolloutError` if the image lacks what sandboxes or tools need."""
+        """Raises: `RolloutError` if the image lacks what sandboxes need."""
         script = 'for c in "$@"; do command -v "$c" >/dev/null || echo "$c"; done; id -u'
-        needed = sorted({*_scripts.NEEDED, *self.config.required})
-        result = await sandbox.exec([SHELL, "-c", script, "sh", *needed])
+        result = await sandbox.exec([SHELL, "-c", script, "sh", *_scripts.NEEDED])
         *missing, user = result.stdout.decode("utf-8", "replace").split() or [""]
         if result.exit_code == 0 and missing:
             raise RolloutError(f"the image {self.config.image} does not have {', '.join(missing)}")

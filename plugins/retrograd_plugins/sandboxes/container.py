@@ -59,7 +59,6 @@ class ContainerSandboxConfig:
     cache_volume: str | None = key(None, doc="Volume that is mounted read-only.")
     cache_path: str = key("/cache", doc="Where it is mounted.")
     environment: Mapping[str, str] = key(factory=dict, doc="Environment variables.")
-    required: tuple[str, ...] = key((), doc="Commands that the image must have.")
     limits: Limits = key(factory=Limits, doc="Limits of one container.")
     pool: Pool = key(factory=Pool, doc="Containers that live at once.")
 

@@ -7,7 +7,7 @@ Forward products keep the precision of float32. Both operands are split into hal
 x = high + low, and low·high + high·high + high·low is summed; low·low is below what a float32 sum keeps.
 Halves lie one after the other, (16 tokens, step of 32, half) for activations and (step of 32, tile, half)
 for weights. Rounding either operand instead moves gradients of adapters by several percent. The products of
-the backward pass lose less by it: their operands are rounded to bfloat16.
+the backward pass lose less by it: their operands are rounded to bfloat16, unless precision is asked for.
 
 Source: Intel Architecture Instruction Set Extensions, TDPBF16PS: each element sums its pairs in order, so a
 row's result does not depend on the other rows of the tile. Splitting: Henry, Tang & Heinecke 2019,

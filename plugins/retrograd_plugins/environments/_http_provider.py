@@ -137,8 +137,9 @@ class HttpProvider:
         protocol = self._config.protocol
         refused = ""
         if protocol != "openenv":
+            reply = await client.get("/tools")  # a server that cannot be reached speaks no protocol at all
             try:
-                self._routes = await route_tools(client)
+                self._routes = route_tools(reply)
                 return
             except RolloutError as error:
                 if protocol == "retrograd":

@@ -129,9 +129,8 @@ class RoutesWorld:
             self._state = cap_text(shown, self.max_result_bytes)
 
 
-async def route_tools(client: HttpClient) -> tuple[ToolSpec, ...]:
-    """The tools of the server. Raises `RolloutError`."""
-    reply = await client.get("/tools")
+def route_tools(reply: Reply) -> tuple[ToolSpec, ...]:
+    """The tools that a server answers `GET /tools` with. Raises `RolloutError`."""
     if not reply.ok:
         raise RolloutError(f"GET /tools: the server answered {reply.status}: {reply.words()[:300]}")
     return tool_specs(reply.json("GET /tools"), "GET /tools")

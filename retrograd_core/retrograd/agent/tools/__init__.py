@@ -2,13 +2,14 @@
 environments."""
 
 from .builtin import FunctionTool, FunctionToolFactory, NoParams, ToolFault
-from .catalogue import ToolCatalogue, catalogue_of
+from .catalogue import CataloguedTool, ToolCatalogue, catalogue_of, digest
 from .components import InstalledTools, ToolComponents
 from .config import Tools
 from .texts import MAX_RESULT_BYTES, cap_text, command_text
 
 __all__ = [
     "MAX_RESULT_BYTES",
+    "CataloguedTool",
     "FunctionTool",
     "FunctionToolFactory",
     "InstalledTools",
@@ -20,4 +21,5 @@ __all__ = [
     "cap_text",
     "catalogue_of",
     "command_text",
+    "digest",
 ]

@@ -99,7 +99,7 @@ class ToolCatalogue:
     @property
     def catalogue_hash(self) -> str:
         """SHA-256 of `signature()`, hexadecimal: definitions, scripts and the composition of toolsets."""
-        return _digest(self.signature())
+        return digest(self.signature())
 
 
 def catalogue_of(tools: Tools, context: BuildContext) -> ToolCatalogue:
@@ -236,14 +236,14 @@ class _Loader:
             self._problems += [placed.problem(p.message, p.hint, p.key) for p in error.problems]
             return None
         script = tool.script_digest if isinstance(tool, ProgramTool) else ""
-        digest = _digest(
+        identity = digest(
             {
                 "definition": _without_paths(attrs.asdict(definition)),
                 "spec": attrs.asdict(tool.spec),
                 "script": script,
             }
         )
-        return CataloguedTool(label=placed.label, tool=tool, origin=placed.where, digest=digest)
+        return CataloguedTool(label=placed.label, tool=tool, origin=placed.where, digest=identity)
 
     def _factory(self, placed: PlacedTool) -> Tool:
         assert placed.definition.builtin is not None
@@ -280,7 +280,8 @@ def _without_paths(definition: dict[str, Any]) -> dict[str, Any]:
     return {**definition, "exec": {**program, "script": program.get("script") is not None}}
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON-compatible value, hexadecimal; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -43,9 +43,10 @@ class Model:
         return [np.array(self.engine.log_probabilities([_alone(r)])[0], np.float64) for r in rollouts]
 
     def hidden(self, rollouts: Sequence[Rollout]) -> list[Array]:
-        """The states that predict each token of an answer."""
+        """The states that predict each token of an answer, at length 1."""
         states = [self.engine.hidden([_alone(r)])[0] for r in rollouts]
-        return [h[np.flatnonzero(r.trained) - 1] for h, r in zip(states, rollouts, strict=True)]
+        chosen = [h[np.flatnonzero(r.trained) - 1] for h, r in zip(states, rollouts, strict=True)]
+        return [h / np.sqrt(np.sum(h**2, axis=1, keepdims=True)) for h in chosen]
 
     def gradient(self, rollouts: Sequence[Rollout], slopes: Sequence[Array]) -> dict[str, Array]:
         """Σ slope_t · ∂ log π_t / ∂θ."""

@@ -1,7 +1,9 @@
 """The critic of PPO: a linear value head on the model's final hidden states.
 
-V(h) = w·h + b, zero at the start. It is fitted to value targets by full-batch passes of Adam on the mean
-squared error, after the advantages of an update were taken with it; no gradient reaches the model.
+V(h) = w·h/‖h‖ + b, zero at the start. It is fitted to value targets by full-batch passes of Adam on the mean
+squared error, after the advantages of an update were taken with it; no gradient reaches the model. A hidden
+state is hundreds of numbers of any size: were it not brought to length 1, one step of `value_lr` could move V
+far past its targets.
 
 Sources: Schulman et al. 2016 (value targets), Kingma & Ba 2015 (Adam).
 """
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 Vector = npt.NDArray[np.float64]
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
+_SMALLEST = 1e-30
+"""Below every length of a hidden state but 0."""
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +41,11 @@ class CriticConfig:
     feature_dtype: Literal["f32", "f16", "bf16"] = key(
         "f32", doc="Precision of the stored hidden states that the value head reads."
     )
+
+
+def unit_length(hidden: Sequence[FloatArray]) -> list[FloatArray]:
+    """Hidden states (n, E) of each answer, each state divided by its length; a state of zeros stays."""
+    return [h / np.maximum(np.linalg.norm(h, axis=1, keepdims=True), _SMALLEST) for h in hidden]
 
 
 class Critic:

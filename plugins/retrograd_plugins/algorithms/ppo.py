@@ -61,7 +61,7 @@ from retrograd_hookspecs import (
 )
 
 from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
-from ._critic import Critic, CriticConfig
+from ._critic import Critic, CriticConfig, unit_length
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
 from ._rollouts import Draw, why_lost
@@ -189,11 +189,11 @@ class Ppo(RolloutAlgorithm):
         return self._critic.fit(stored, [target for _, target in pairs])
 
     def _hidden(self, members: Sequence[Rollout]) -> Any:
-        """Final hidden states that predict each token of the answers."""
+        """Final hidden states that predict each token of the answers, at length 1."""
         from retrograd.engine import TrainingSequence
 
         sequences = [TrainingSequence(tokens=r.tokens, trained=r.trained) for r in members]
-        return self.parts.engine.hidden(sequences, trained_only=True)
+        return unit_length(self.parts.engine.hidden(sequences, trained_only=True))
 
 
 def _at_the_end(reward: float, tokens: int) -> Any:

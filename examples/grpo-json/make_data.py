@@ -2,7 +2,7 @@
 
     python make_data.py
 
-No name, place, thing, or number of the held-out sentences occurs in a sentence that is trained on.
+No name, place, thing, color, or day of the held-out sentences occurs in a sentence that is trained on.
 """
 
 from __future__ import annotations

@@ -263,13 +263,17 @@ class LocalSandbox:
         }
 
     def _inside(self, data: bytes) -> bytes:
-        """`/work` and `/tmp` as they are called on this host."""
+        """`/work` and `/tmp` as they are called on this host, in text."""
+        if b"\0" in data:
+            return data
         root = os.fsencode(self._root)
         return _SHOWN.sub(lambda match: root + b"/" + match[1], data)
 
     def _outside(self, capture: Capture) -> bytes:
-        """Output as the model sees it."""
+        """Output as the model sees it; what is no text stays as it is."""
         root, data = os.fsencode(self._root), capture.bytes()
+        if b"\0" in data:
+            return data
         if capture.dropped:  # a path may be cut at the end
             for length in range(len(root) - 1, len(os.fsencode(self._root.parent)), -1):
                 if data.endswith(root[:length]):

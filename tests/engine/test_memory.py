@@ -22,6 +22,7 @@ from retrograd_plugins.trainables._lora_adapter import LoraAdapter, initial_fact
 from tests.model_support import build_backend, build_kernels, load_model, mean_nll
 
 
+@pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize(
     "settings",
@@ -35,9 +36,9 @@ from tests.model_support import build_backend, build_kernels, load_model, mean_n
     ids=str,
 )
 def test_the_estimate_is_what_a_run_allocates(
-    tiny_model: Callable[..., Path], architecture: str, settings: dict[str, Any]
+    tiny_model: Callable[..., Path], device: str, architecture: str, settings: dict[str, Any]
 ) -> None:
-    backend = build_backend("reference")
+    backend = build_backend(device)
     model = load_model(tiny_model(architecture=architecture), backend, build_kernels(backend))
     names = list(model.projections)
     adapter = LoraAdapter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,37 @@ from retrograd_hookspecs import Problem
 
 from .config import SHARED_SECTIONS, Document, SharedSections, keys_of
 from .config.run_config import UnknownValueError
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all; what had the name stays until it is complete.
+
+    Raises: `OSError`.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def output_problem(path: Path, name: str, *, force: bool) -> Problem | None:
+    """Why the file that `name` (an option) gives cannot be written; None if it can."""
+    if path.is_dir():
+        return Problem(where=name, message=f"{path} is a directory", hint="give the name of a file in it")
+    if path.exists() and not force:
+        return Problem(where=name, message=f"{path} exists", hint="--force replaces it")
+    obstacle = _obstacle(path.absolute().parent)
+    if obstacle is not None:
+        return Problem(where=name, message=f"{path} cannot be written: {obstacle}", hint="give another path")
+    return None
 
 
 def input_keys(classes: Mapping[str, type[Any]]) -> list[str]:

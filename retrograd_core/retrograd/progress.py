@@ -138,7 +138,7 @@ class PlainReporter:
 class BarReporter:
     """A progress bar with time left, for terminals."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str], title: str = "training") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -150,6 +150,7 @@ class BarReporter:
             transient=False,
         )
         self._task: Any = None
+        self._title = title
 
     def message(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -166,7 +167,7 @@ class BarReporter:
     def _started(self, total: int | None) -> Any:
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task("training", total=total, line="")
+            self._task = self._progress.add_task(self._title, total=total, line="")
         return self._task
 
     def evaluated(self, report: EvaluationReport, label: str) -> None:
@@ -177,9 +178,9 @@ class BarReporter:
             self._progress.stop()
 
 
-def terminal_reporter(stream: IO[str]) -> Reporter:
+def terminal_reporter(stream: IO[str], title: str = "training") -> Reporter:
     """A bar if the stream is a terminal, else plain lines."""
-    return BarReporter(stream) if stream.isatty() else PlainReporter(stream)
+    return BarReporter(stream, title) if stream.isatty() else PlainReporter(stream)
 
 
 def step_line(report: StepReport, pace: Pace) -> str:

@@ -127,6 +127,25 @@ def answers_of(group: RolloutGroup) -> JudgeGroup:
     )
 
 
+def trajectories_of(group: RolloutGroup) -> JudgeGroup:
+    """The trajectories of a group as the judge sees them: with a `summary` the final state that it describes
+    stands for the transcript."""
+    summarised = "summary" in (group.metadata.get("env") or {})
+    return JudgeGroup(
+        id=group.id,
+        opening=group.messages,
+        members=tuple(
+            JudgeMember(
+                messages=() if summarised and rollout.final_state is not None else rollout.messages,
+                final_state=rollout.final_state,
+            )
+            for rollout in group.members
+            if not rollout.excluded
+        ),
+        rubric=group.rubric,
+    )
+
+
 async def judge_groups(
     judge: Judge,
     groups: Sequence[RolloutGroup],

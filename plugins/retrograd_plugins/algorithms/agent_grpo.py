@@ -57,8 +57,6 @@ from retrograd_hookspecs import (
     EnvironmentProvider,
     EvaluationReport,
     Judge,
-    JudgeGroup,
-    JudgeMember,
     PolicyObjective,
     Problem,
     RolloutError,
@@ -473,27 +471,10 @@ class AgenticGrpo(RolloutAlgorithm):
         return {group.id for group in to_judge}
 
     async def _judge_all(self, groups: Sequence[RolloutGroup]) -> None:
-        from ._judging import judge_groups
+        from ._judging import judge_groups, trajectories_of
 
         assert self._judge is not None
-        await judge_groups(self._judge, groups, self._judged_group)
-
-    def _judged_group(self, group: RolloutGroup) -> JudgeGroup:
-        """What the judge sees: with a `summary` the state that it describes stands for the transcript."""
-        summarised = "summary" in (group.metadata.get("env") or {})
-        return JudgeGroup(
-            id=group.id,
-            opening=group.messages,
-            members=tuple(
-                JudgeMember(
-                    messages=() if summarised and rollout.final_state is not None else rollout.messages,
-                    final_state=rollout.final_state,
-                )
-                for rollout in group.members
-                if not rollout.excluded
-            ),
-            rubric=group.rubric,
-        )
+        await judge_groups(self._judge, groups, trajectories_of)
 
     def _judge_metrics(self, groups: Sequence[RolloutGroup], judged: set[str]) -> dict[str, float]:
         if self._judge is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -248,6 +250,81 @@ def test_a_pass_that_fails_is_heard_by_everyone_in_flight(
     monkeypatch.setattr(model, "forward", broken)
     anyio.run(all_of_them)
     assert errors == ["no", "no"]
+
+
+@pytest.mark.parametrize("pass_fails", [False, True])
+def test_a_call_given_up_during_the_last_pass_leaves_nothing_behind(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch, pass_fails: bool
+) -> None:
+    """The pass ends when nobody listens any more; the weights may change then."""
+    policy = policy_of(model, slots=2)
+    inside, go_on = threading.Event(), threading.Event()
+    forward = model.forward
+
+    def slow(batch: Any, store: Any = None) -> Any:
+        inside.set()
+        assert go_on.wait(20)
+        if pass_fails:
+            raise RolloutError("no")
+        return forward(batch, store)
+
+    async def call(scope: anyio.CancelScope, prompt: Any) -> None:
+        with scope:
+            await policy.generate(request_for(prompt, 40), "session")
+        policy.end_session("session")
+
+    async def given_up() -> None:
+        scope = anyio.CancelScope()
+        async with policy.serving():
+            async with anyio.create_task_group() as group:
+                group.start_soon(call, scope, prompts(model, 4)[0])
+                await anyio.to_thread.run_sync(inside.wait)
+                scope.cancel()
+            go_on.set()
+            if pass_fails:
+                await anyio.sleep(0.05)
+                monkeypatch.setattr(model, "forward", forward)
+                await policy.generate(request_for(prompts(model, 5)[0], 2))
+
+    monkeypatch.setattr(model, "forward", slow)
+    anyio.run(given_up)
+    monkeypatch.setattr(model, "forward", forward)
+    policy.weights_changed()
+    assert policy.generate_all([request_for(prompts(model, 4)[0], 3)])[0].tokens.size == 3
+
+
+def test_a_failed_pass_spares_calls_that_were_not_in_it(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_of(model)
+    inside, go_on = threading.Event(), threading.Event()
+    forward = model.forward
+    ends: dict[str, str] = {}
+
+    def broken(batch: Any, store: Any = None) -> Any:
+        inside.set()
+        assert go_on.wait(20)
+        monkeypatch.setattr(model, "forward", forward)
+        raise RolloutError("no")
+
+    async def call(name: str, prompt: Any) -> None:
+        try:
+            ends[name] = str((await policy.generate(request_for(prompt, 4))).tokens.size)
+        except RolloutError as error:
+            ends[name] = str(error)
+
+    async def both() -> None:
+        first, second = prompts(model, 4, 5)
+        async with policy.serving(), anyio.create_task_group() as group:
+            group.start_soon(call, "in flight", first)
+            await anyio.to_thread.run_sync(inside.wait)
+            group.start_soon(call, "new", second)
+            await anyio.sleep(0.01)
+            go_on.set()
+
+    monkeypatch.setattr(model, "forward", broken)
+    anyio.run(both)
+    assert ends == {"in flight": "no", "new": "4"}
 
 
 def test_generation_slots() -> None:

@@ -121,7 +121,7 @@ class Policy:
         finally:
             self._serving = False
             batch = self._decoding_batch()
-            for number in self._calls:
+            for number in (*self._calls, *self._cancelled):
                 batch.cancel(number)
             for session in self._ended:
                 batch.end_session(session)
@@ -239,7 +239,10 @@ class Policy:
 
     def _fail(self, batch: DecodingBatch, error: Exception) -> None:
         """A pass failed: everyone whose sequence was in flight hears of it."""
-        for number in list(self._calls):
+        for number in self._cancelled:  # given up while the pass ran
+            batch.cancel(number)
+        self._cancelled.clear()
+        for number in set(self._calls).difference(self._new):
             batch.cancel(number)
             self._finish(number, error)
         batch.forget()

@@ -12,6 +12,7 @@ assistant turn is trained once, behind exactly the context that it is sampled fr
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ from .token_pieces import PieceEncoder
 from .tool_prompt import observed, probe_template, write_tools_as_text
 
 _STAND_IN = "zq_turn"
-"""Stands for a sampled turn while the template's text behind it is looked for."""
+"""Stands, with a number, for a sampled turn while the template's text behind it is looked for."""
 
 REMARKS = {
     "split": "the chat template does not repeat an earlier assistant turn as it was sampled, so the record"
@@ -162,23 +163,53 @@ class ConversationEncoder:
                 framing = full[len(text) + len(stop_text) :]
                 tokens = tuple(self.pieces.framing(framing, stop_text))
                 return Continuation(tokens=tokens, text=full, exact=True)
-        last = max(i for i, message in enumerate(messages) if message.role == "assistant")
-        turn = attrs.evolve(messages[last], content=_STAND_IN, raw=False)
-        full = self._render([*messages[:last], turn, *messages[last + 1 :]], tools, generation=True)
-        behind = full[full.rfind(_STAND_IN) + len(_STAND_IN) :]
-        stop = self.pieces.find_stop(behind)
-        if _STAND_IN not in full or stop is None:
-            raise _refused(
-                last,
-                "the chat template does not write this turn with a stop token behind it, so what follows it"
-                " in a rollout is not known",
-                "use another chat template",
-            )
-        stop_text, framing = behind[stop.start : stop.stop], behind[stop.stop :]
+        stop_text, framing = self._behind(messages, tools, generation=True)
         return Continuation(
             tokens=tuple(self.pieces.framing(framing, stop_text)),
             text=text + stop_text + framing,
             exact=False,
+        )
+
+    def _behind(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation: bool
+    ) -> tuple[str, str]:
+        """What the template writes behind the last assistant turn, whatever it makes of the turn itself: the
+        text of the stop token, and the rest.
+
+        A stand-in takes the turn's place. Some templates drop the content of a turn with calls, and so the
+        stand-in stands in the arguments of its calls too. Some check that an observation answers a call
+        (Mistral), which they do not see in a raw turn: for them earlier turns are given by their calls.
+        """
+        last = max(i for i, message in enumerate(messages) if message.role == "assistant")
+        texts = "".join(message.content + message.name for message in messages)
+        stand_in = next(name for n in itertools.count() if (name := f"{_STAND_IN}{n}x") not in texts)
+        calls = tuple(
+            attrs.evolve(
+                call,
+                name=stand_in if self.pieces.find_stop(call.name) else call.name,
+                arguments={stand_in: stand_in},
+            )
+            for call in messages[last].tool_calls
+        )
+        turn = attrs.evolve(messages[last], content=stand_in, tool_calls=calls, raw=False, token_ids=())
+        refusal: TokenizerError | None = None
+        for history in (messages[:last], list(map(_by_calls, messages[:last]))):
+            try:
+                full = self._render([*history, turn, *messages[last + 1 :]], tools, generation=generation)
+            except TokenizerError as error:
+                refusal = refusal or error
+                continue
+            behind = full[full.rfind(stand_in) + len(stand_in) :]
+            stop = self.pieces.find_stop(behind)
+            if stand_in in full and stop is not None:
+                return behind[stop.start : stop.stop], behind[stop.stop :]
+        if refusal is not None:
+            raise refusal
+        raise _refused(
+            last,
+            "the chat template does not write this turn with a stop token behind it, so what follows it in a"
+            " rollout is not known",
+            "use another chat template",
         )
 
     def encode(self, conversation: Conversation) -> EncodedConversation:
@@ -194,24 +225,26 @@ class ConversationEncoder:
         for index, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            prompt = self._render(messages[:index], tools, generation=True)
-            turn, stop_text = self._turn(prompt, messages[: index + 1], tools, remarks)
-            if sequences and prompt.startswith(sequences[-1].text):
-                sequence = sequences[-1]
-                framing = self.pieces.framing(prompt[len(sequence.text) :], sequence.stop_text)
-                sequence.extend(framing, trained=False)
-            elif sequences and message.raw and sequences[-1].raw:
+            if sequences and message.raw and sequences[-1].raw:
                 # As a rollout goes on: the sampled turn stays as it is, whatever the template makes of it
                 # later.
                 sequence = sequences[-1]
                 before = sequence.text.removesuffix(sequence.stop_text)
                 follows = self._follow(messages[:index], tools, before)
                 sequence.extend(follows.tokens, trained=False)
-                prompt = follows.text
+                prompt, turn = follows.text, message.content
+                stop_text, _ = self._behind(messages[: index + 1], tools, generation=False)
             else:
-                sequence = _Sequence("", "", [], [])
-                sequence.extend(self.pieces.prompt(prompt), trained=False)
-                sequences.append(sequence)
+                prompt = self._render(messages[:index], tools, generation=True)
+                turn, stop_text = self._turn(prompt, messages[: index + 1], tools, remarks)
+                if sequences and prompt.startswith(sequences[-1].text):
+                    sequence = sequences[-1]
+                    framing = self.pieces.framing(prompt[len(sequence.text) :], sequence.stop_text)
+                    sequence.extend(framing, trained=False)
+                else:
+                    sequence = _Sequence("", "", [], [])
+                    sequence.extend(self.pieces.prompt(prompt), trained=False)
+                    sequences.append(sequence)
             if message.token_ids:
                 sequence.extend(self._sampled(index, message, sequence.tokens), trained=True)
             else:
@@ -261,6 +294,9 @@ class ConversationEncoder:
     ) -> tuple[str, str]:
         """Text of the last message as the model samples it after `prompt`, and its stop token's text."""
         index, message = len(messages) - 1, messages[-1]
+        if message.raw:
+            stop_text, _ = self._behind(messages, tools, generation=False)
+            return message.content, stop_text
         full = self._render(messages, tools, generation=False)
         begins = _common_length(prompt, full)
         rest = full[begins:]
@@ -274,8 +310,6 @@ class ConversationEncoder:
                 f"stop tokens of this model: {known}",
             )
         stop_text = rest[stop.start : stop.stop]
-        if message.raw:
-            return message.content, stop_text
         if begins < len(prompt):
             return _turn_after_opening(index, message, prompt, begins), stop_text
         turn = rest[: stop.start]
@@ -317,6 +351,8 @@ class ConversationEncoder:
                 if self.pieces.special_text_in(message.content):
                     remarks.add("special")
                 continue
+            if message.token_ids:
+                continue  # it ended where it did; text that spells a stop token is not one
             calls = "".join(
                 json.dumps(dict(call.arguments), ensure_ascii=False) for call in message.tool_calls
             )
@@ -361,6 +397,13 @@ def _turn_after_opening(index: int, message: Message, prompt: str, begins: int) 
         f"begin the content with {shown!r}, give the sampled text with raw = true, or set template_variables"
         " that turn this opening off",
     )
+
+
+def _by_calls(message: Message) -> Message:
+    """A raw turn with calls, given by them alone."""
+    if not message.raw or not message.tool_calls:
+        return message
+    return attrs.evolve(message, content="", raw=False, token_ids=())
 
 
 def _common_length(first: str, second: str) -> int:

@@ -92,8 +92,10 @@ def catalogue_text(tools: Sequence[Mapping[str, Any]], chat_format: ChatFormat) 
 
 
 def _calls_as_content(message: Message, chat_format: ChatFormat) -> Message:
-    if message.role != "assistant" or not message.tool_calls or message.raw:
+    if message.role != "assistant" or not message.tool_calls:
         return message
+    if message.raw:
+        return attrs.evolve(message, tool_calls=())  # they stand in its content
     calls = chat_format.format_calls(message.tool_calls)
     content = f"{message.content}\n{calls}" if message.content else calls
     return attrs.evolve(message, content=content, tool_calls=())

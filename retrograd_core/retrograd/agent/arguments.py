@@ -6,29 +6,57 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from retrograd_hookspecs import ToolSpec
+from retrograd_hookspecs import RolloutError, ToolSpec
 
 MOST_SHOWN = 3
 """Problems that one message tells the model."""
+LONGEST_SHOWN = 300
+"""Characters of one problem: it quotes what the model wrote."""
+
+
+def check_schema(spec: ToolSpec) -> None:
+    """Raise `RolloutError` unless the tool's input schema is JSON Schema (draft 2020-12)."""
+    import jsonschema
+
+    try:
+        jsonschema.Draft202012Validator.check_schema(dict(spec.input_schema))
+    except jsonschema.SchemaError as error:
+        place = ".".join(str(part) for part in error.absolute_path)
+        shown = f"{place}: {error.message}" if place else error.message
+        raise RolloutError(f"the tool {spec.name!r} has an input schema that is wrong: {shown}") from error
 
 
 def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:
     """What is wrong with the arguments of a call, in words for the model; None if nothing is.
 
-    The text is a function of schema and arguments alone.
+    The text is a function of schema and arguments alone. Nothing that a schema refers to is fetched.
+
+    Raises: `RolloutError` if the schema cannot be used.
     """
     import jsonschema
+    import referencing
 
-    unsent = _not_json(arguments)
-    if unsent:
-        return f"the arguments of {spec.name} are wrong: {unsent}"
-    validator = jsonschema.Draft202012Validator(dict(spec.input_schema))
-    errors = sorted(validator.iter_errors(dict(arguments)), key=lambda e: (list(map(str, e.path)), e.message))
+    wrong = f"the arguments of {spec.name} are wrong: "
+    try:
+        unsent = _not_json(arguments)
+        if unsent:
+            return f"{wrong}{unsent}"
+        registry: Any = referencing.Registry()
+        validator = jsonschema.Draft202012Validator(dict(spec.input_schema), registry=registry)
+        errors = sorted(
+            validator.iter_errors(dict(arguments)), key=lambda e: (list(map(str, e.path)), e.message)
+        )
+    except RecursionError:
+        return f"{wrong}they are nested too deeply"
+    except Exception as error:  # a reference that leads nowhere, a pattern that is none, …
+        raise RolloutError(
+            f"the input schema of the tool {spec.name!r} cannot be used: {type(error).__name__}: {error}"
+        ) from error
     if not errors:
         return None
     shown = "; ".join(_text(error) for error in errors[:MOST_SHOWN])
     more = f"; {len(errors) - MOST_SHOWN} more" if len(errors) > MOST_SHOWN else ""
-    return f"the arguments of {spec.name} are wrong: {shown}{more}"
+    return f"{wrong}{shown}{more}"
 
 
 def _not_json(value: Any, place: str = "") -> str:
@@ -52,4 +80,5 @@ def _not_json(value: Any, place: str = "") -> str:
 
 def _text(error: Any) -> str:
     place = ".".join(str(part) for part in error.absolute_path)
-    return f"{place}: {error.message}" if place else str(error.message)
+    text = f"{place}: {error.message}" if place else str(error.message)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import anyio
 import attrs
@@ -12,7 +12,6 @@ import numpy as np
 
 from retrograd.conversation import ConversationEncoder
 from retrograd.engine import Completion, GenerationRequest
-from retrograd.tool_prompt import openai_tool
 from retrograd_hookspecs import (
     ChatFormat,
     DataError,
@@ -25,11 +24,11 @@ from retrograd_hookspecs import (
     Score,
     StepResult,
     TokenizerError,
-    ToolCall,
     ToolSpec,
 )
 
 from .trajectory import Trajectory
+from .world import Belt, NoTools, SharedTools, World, clean, guarded
 
 NO_CALL = "ERROR: this turn called no tool. Call one of the tools, or the one that ends the task."
 NO_REWARD = Score(kind="missing", explanation="the environment gave no reward")
@@ -45,26 +44,6 @@ class Speaker(Protocol):
 
     def end_session(self, session: object) -> None:
         """No turn follows in this session."""
-
-
-class SharedTools(Protocol):
-    """Tools that all trajectories share (MCP servers)."""
-
-    def specs(self) -> Sequence[ToolSpec]:
-        """In a fixed order."""
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
-        """Run a call. Raises `RolloutError` if the server is gone."""
-
-
-class NoTools:
-    """No shared tools."""
-
-    def specs(self) -> Sequence[ToolSpec]:
-        return ()
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
-        raise RolloutError(f"there is no tool {name!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -100,12 +79,19 @@ class Played:
     reward: Score = NO_REWARD
     step_rewards: list[tuple[int, float]] = attrs.field(factory=list)
     final_state: str | None = None
+    started: bool = False
+    """The world was ready, and the model asked for its first turn."""
     turns: int = 0
     calls: int = 0
+    """Calls that could be read."""
+    unread_calls: int = 0
+    """Turns with a call that could not be read."""
     failed_calls: int = 0
     """Calls that could not be read, or whose tool or arguments do not exist."""
     tool_errors: int = 0
     """Valid calls that came back with an error."""
+    unclosed: str = ""
+    """Why the world could not be closed; "" if it was."""
     seconds: float = 0.0
     tool_seconds: float = 0.0
 
@@ -113,6 +99,11 @@ class Played:
     def setup_failed(self) -> bool:
         """It broke before the model wrote anything."""
         return bool(self.failed) and self.turns == 0
+
+    @property
+    def tried_calls(self) -> int:
+        """Calls, read or not."""
+        return self.calls + self.unread_calls
 
 
 Acquire = Callable[[Scenario], Awaitable[Environment]]
@@ -137,27 +128,36 @@ class Player:
     acquire: Acquire | None = None
     system_suffix: str = ""
 
-    async def play(self, scenario: Scenario, member: int, stream: int) -> Played:
+    async def play(self, scenario: Scenario, member: int, stream: int, *, grade_cut: bool = False) -> Played:
         """Play a scenario to its end. Never raises for what goes wrong in this trajectory alone; its world is
-        closed on every path."""
+        closed on every path.
+
+        Args:
+            member: number in its group, whose members have the streams from `stream - member` on. Their
+                worlds get one seed: they are the same.
+            grade_cut: ask the environment for the reward of a trajectory that a limit of turns or tokens cut,
+                too.
+        """
         started = time.monotonic()
         trajectory = self.begin(self.opening(scenario))
         played = Played(scenario=scenario, member=member, trajectory=trajectory)
         session = object()
-        limit = self.limits.max_rollout_secs or float("inf")
-        world: list[Environment] = []
+        world: list[World] = []
+        deadline = anyio.move_on_after(self.limits.max_rollout_secs or float("inf"))
         try:
-            with anyio.move_on_after(limit) as deadline:
-                await self._play(played, stream, session, world)
-            if deadline.cancelled_caught:
-                self._overrun(played)
+            with deadline:
+                await self._play(played, stream, session, world, grade_cut)
         except (RolloutError, TokenizerError, DataError) as error:
-            played.failed = str(error)
+            if not deadline.cancel_called:
+                played.failed = str(error)
+            else:  # what came of being cancelled
+                self._overrun(played)
         finally:
             self.speaker.end_session(session)
-            with anyio.CancelScope(shield=True):
-                for environment in world:
-                    await environment.close()
+            for one in world:
+                played.unclosed = await one.close()
+        if deadline.cancelled_caught:
+            self._overrun(played)
         played.seconds = time.monotonic() - started
         return played
 
@@ -195,27 +195,37 @@ class Player:
             return None
         return parsed
 
-    async def _play(self, played: Played, stream: int, session: object, world: list[Environment]) -> None:
-        environment: Environment | None = None
+    async def _play(
+        self, played: Played, stream: int, session: object, worlds: list[World], grade_cut: bool
+    ) -> None:
+        world: World | None = None
         own: Sequence[ToolSpec] = ()
+        trajectory = played.trajectory
         if self.acquire is not None:
-            environment = await self.acquire(played.scenario)
-            world.append(environment)
-            seed = int(np.random.default_rng([self.sampling.seed, stream]).integers(1 << 31))
-            observation = await environment.reset(played.scenario, seed)
-            own = await environment.tools()
+            environment = await guarded("the environment's acquire", self.acquire(played.scenario))
+            world = World(environment)
+            worlds.append(world)
+            observation = await world.reset(played.scenario, self._world_seed(stream - played.member))
+            own = await world.tools()
             if observation:
-                *before, user = played.trajectory.opening
+                *before, user = trajectory.opening
                 joined = attrs.evolve(user, content=f"{user.content}\n\n{observation}")
-                played.trajectory.opening = (*before, joined)
-        belt = _Belt(own, self.shared_tools, environment)
-        played.trajectory.tools = belt.catalogue()
-        played.trajectory.start()
+                trajectory.opening = (*before, joined)
+        belt = Belt(own, self.shared_tools, world)
+        trajectory.tools = belt.catalogue()
+        trajectory.start()
+        if trajectory.prompt_tokens >= self.limits.max_trajectory_tokens:
+            raise RolloutError(too_long(trajectory.prompt_tokens, self.limits.max_trajectory_tokens))
+        played.started = True
         done = await self._turns(played, stream, session, belt)
-        if environment is not None and (done or not played.truncated):
-            await self._grade(played, environment)
+        if world is not None and (done or grade_cut or not played.truncated):
+            await self._grade(played, world)
 
-    async def _turns(self, played: Played, stream: int, session: object, belt: _Belt) -> bool:
+    def _world_seed(self, group: int) -> int:
+        """Seed of the worlds of a group, apart from the random streams of tokens."""
+        return int(np.random.default_rng([self.sampling.seed, group, 1]).integers(1 << 31))
+
+    async def _turns(self, played: Played, stream: int, session: object, belt: Belt) -> bool:
         """Turns until the episode ends; True if the environment said that it did."""
         limits, trajectory = self.limits, played.trajectory
         failed_in_a_row = 0
@@ -235,12 +245,19 @@ class Player:
             if played.turns >= limits.max_turns:
                 played.truncated = "max_turns"
                 return False
-            trajectory.continue_with(trajectory.framing(observations))
+            room = limits.max_trajectory_tokens - trajectory.next_token
+            kept = min(limits.max_new_tokens_per_turn, room // 2)  # for the model's next turn
+            framing = trajectory.framing(observations, most=room - max(kept, 1))
+            if framing is None:
+                played.truncated = "max_trajectory_tokens"
+                return False
+            trajectory.continue_with(framing)
 
-    async def _act(self, played: Played, parsed: ParsedTurn, belt: _Belt) -> tuple[list[Message], bool, bool]:
+    async def _act(self, played: Played, parsed: ParsedTurn, belt: Belt) -> tuple[list[Message], bool, bool]:
         """Run the calls of a turn in order: observations, whether any call was valid, whether the episode
         ended."""
         if not parsed.tool_calls:
+            played.unread_calls += bool(parsed.error)
             played.failed_calls += bool(parsed.error)
             text = f"ERROR: {parsed.error}" if parsed.error else NO_CALL
             return [Message(role="user", content=text)], False, False
@@ -261,7 +278,7 @@ class Player:
             observations.append(
                 Message(
                     role="tool",
-                    content=result.observation,
+                    content=clean(result.observation),
                     tool_call_id=call.id,
                     name=call.name,
                     is_error=result.is_error,
@@ -274,22 +291,30 @@ class Player:
                 played.trajectory.messages += observations
                 return observations, valid, True
         if parsed.error:
+            played.unread_calls += 1
             played.failed_calls += 1
             observations.append(Message(role="user", content=f"ERROR: {parsed.error}"))
         return observations, valid, False
 
-    async def _grade(self, played: Played, environment: Environment) -> None:
-        score = await environment.grade()
-        steps = sum(reward for _, reward in played.step_rewards)
-        if score.kind == "missing" and played.step_rewards:
-            score = Score(kind="value", value=steps, explanation="sum of step rewards")
+    async def _grade(self, played: Played, world: World) -> None:
+        score = await world.grade()
+        rewards = [reward for _, reward in played.step_rewards]
+        if not np.all(np.isfinite(rewards)):
+            score = Score(kind="error", explanation=f"the rewards of steps are {rewards}: one is not finite")
+            played.step_rewards = []
+        elif score.kind == "missing" and rewards:
+            score = Score(kind="value", value=sum(rewards), explanation="sum of step rewards")
         elif score.kind == "value":
-            score = attrs.evolve(score, value=score.value + steps)
+            score = attrs.evolve(score, value=score.value + sum(rewards))
         played.reward = score
-        played.final_state = await environment.state()
+        try:
+            played.final_state = await world.state()
+        except RolloutError:
+            if score.kind != "value":  # the judge would have needed it
+                raise
 
     def _overrun(self, played: Played) -> None:
-        if played.turns:
+        if played.started:
             played.truncated = "max_rollout_secs"
         else:
             played.failed = (
@@ -298,36 +323,9 @@ class Player:
             )
 
 
-class _Belt:
-    """The tools of one trajectory: the world's own, then the shared ones."""
-
-    def __init__(self, own: Sequence[ToolSpec], shared: SharedTools, environment: Environment | None) -> None:
-        self._own = {spec.name: spec for spec in own}
-        self._shared = {spec.name: spec for spec in shared.specs()}
-        twice = sorted(set(self._own) & set(self._shared))
-        if twice:
-            raise RolloutError(f"the tool {twice[0]!r} is offered by the environment and by an MCP server")
-        self._calls = shared
-        self._environment = environment
-
-    def catalogue(self) -> tuple[Mapping[str, Any], ...]:
-        """In OpenAI's function shape."""
-        specs = (*self._own.values(), *self._shared.values())
-        return tuple(openai_tool(spec.name, spec.description, spec.input_schema) for spec in specs)
-
-    def problem(self, call: ToolCall) -> str | None:
-        """Why a call cannot be run, for the model; None if it can."""
-        from .arguments import validate_arguments
-
-        spec = self._own.get(call.name) or self._shared.get(call.name)
-        if spec is None:
-            known = ", ".join(sorted({*self._own, *self._shared})) or "none"
-            return f"there is no tool {call.name!r}; tools: {known}"
-        return validate_arguments(spec, call.arguments)
-
-    async def call(self, call: ToolCall) -> StepResult:
-        """Run a call that has no problem."""
-        if call.name in self._own:
-            assert self._environment is not None
-            return await self._environment.step(call.name, call.arguments)
-        return await self._calls.call(call.name, call.arguments)
+def too_long(prompt: int, budget: int) -> str:
+    """Why a scenario cannot be played."""
+    return (
+        f"the prompt has {prompt} tokens, and max_trajectory_tokens = {budget} leaves no room for a turn:"
+        " shorten it, or raise max_trajectory_tokens and training.ctx"
+    )

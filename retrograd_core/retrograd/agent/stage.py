@@ -16,9 +16,10 @@ import anyio
 import attrs
 
 from retrograd.engine.policy import Policy
-from retrograd_hookspecs import AuditFinding, EnvironmentProvider, Scenario
+from retrograd_hookspecs import AuditFinding, EnvironmentProvider, RolloutError, Scenario
 
-from .play import Played, Player, SharedTools
+from .play import Played, Player
+from .world import SharedTools, twice
 
 POLL_SECONDS = 0.2
 """How often the waiting thread looks whether the run was asked to stop."""
@@ -41,6 +42,8 @@ class Part:
     scenario: Scenario
     member: int
     stream: int
+    grade_cut: bool = False
+    """See `Player.play`."""
 
 
 class Stage:
@@ -83,6 +86,10 @@ class Stage:
         self._opened = True
         if self.provider is not None:
             findings += self.call(self.provider.prepare, list(scenarios))
+            own = {spec.name for specs in self.provider.catalogue().values() for spec in specs}
+            both = sorted(own & {spec.name for spec in self.player.shared_tools.specs()})
+            if both:
+                raise RolloutError(twice(both[0]))
         return findings
 
     def play(
@@ -96,7 +103,8 @@ class Stage:
         """Play all of them; how each ended, in order, and the seconds that took.
 
         Args:
-            at_once: begin so many, and another one whenever one ends; None begins all.
+            at_once: begin so many, and another one whenever one ends; None for as many as the policy decodes
+                at once and the environment has places for. What has not begun does not use up its time.
             on_played: gets each that ended with its index, in the thread of the loop.
         """
         started = time.perf_counter()
@@ -121,30 +129,41 @@ class Stage:
         if self._portal is None or self._closed:
             return
         self._closed = True
-        self._settle()
-        try:
-            for part in (self.provider, self._tools):
-                if part is not None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        failure: BaseException | None = None
+        for part in (self.provider, self._tools):
+            if part is not None:
+                try:
                     self.call(part.close, checked=False)
-        finally:
-            self._loop.__exit__(None, None, None)
-            self._portal = None
+                except Exception as error:  # the other one is closed all the same
+                    failure = failure or error
+        self._loop.__exit__(None, None, None)
+        self._portal = None
+        if failure is not None:
+            raise failure
 
     def call(self, function: Callable[..., Awaitable[Any]], *arguments: Any, checked: bool = True) -> Any:
         """Await a function in the loop; given up if the run is asked to stop."""
-        future = self._portal_of().start_task_soon(function, *arguments)
+        scopes: list[anyio.CancelScope] = []
+
+        async def work() -> Any:
+            with anyio.CancelScope() as scope:
+                scopes.append(scope)
+                return await function(*arguments)
+
+        portal = self._portal_of()
+        future = portal.start_task_soon(work)
         try:
-            while True:
-                with suppress(concurrent.futures.TimeoutError):
-                    return future.result(timeout=POLL_SECONDS)
-                if checked:
-                    self._check()
+            self._wait(future, checked)
         except BaseException:
-            if not future.done():
-                future.cancel()
-                with suppress(BaseException):
-                    future.result()  # worlds are closed before the next thing happens
+            portal.call(_cancel, scopes)
+            concurrent.futures.wait([future])  # worlds are closed before the next thing happens
             raise
+        try:
+            return future.result()
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
 
     async def _play(
         self,
@@ -154,11 +173,13 @@ class Stage:
         on_played: Callable[[int, Played], None] | None,
     ) -> list[Played]:
         played: dict[int, Played] = {}
-        places = anyio.Semaphore(at_once or max(len(parts), 1))
+        places = anyio.Semaphore(at_once or self._places(len(parts)))
 
         async def one(number: int, part: Part) -> None:
             async with places:
-                played[number] = await self.player.play(part.scenario, part.member, part.stream)
+                played[number] = await self.player.play(
+                    part.scenario, part.member, part.stream, grade_cut=part.grade_cut
+                )
             if on_played is not None:
                 on_played(number, played[number])
             if progress is not None:
@@ -176,11 +197,27 @@ class Stage:
                 await everything()
         return [played[number] for number in range(len(parts))]
 
+    def _places(self, count: int) -> int:
+        """Trajectories that can go on at once: more would only wait, and their time would run out."""
+        limits = [max(count, 1)]
+        if self._policy is not None:
+            limits.append(self._policy.slots)
+        places: int | None = getattr(self.provider, "places", None)
+        if places is not None:
+            limits.append(places)
+        return min(limits)
+
     def _settle(self) -> None:
-        """Wait for what still goes on in the background."""
+        """Wait for what still goes on in the background. What fails there meets whoever acquires a world."""
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
-            waiting.result()
+            self._wait(waiting, checked=True)
+            with suppress(RolloutError):
+                waiting.result()
+
+    def _wait(self, future: concurrent.futures.Future[Any], checked: bool) -> None:
+        while not concurrent.futures.wait([future], POLL_SECONDS if checked else None).done:
+            self._check()
 
     def _portal_of(self) -> Any:
         if self._portal is None:
@@ -191,6 +228,17 @@ class Stage:
         return self._portal
 
 
+async def _cancel(scopes: Sequence[anyio.CancelScope]) -> None:
+    for scope in scopes:
+        scope.cancel()
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def agent_metrics(
     played: Sequence[Played], *, wall_seconds: float, generation_seconds: float
 ) -> Mapping[str, float]:
@@ -198,15 +246,17 @@ def agent_metrics(
     count = max(len(played), 1)
     turns = sum(one.turns for one in played)
     calls = sum(one.calls for one in played)
+    tried = sum(one.tried_calls for one in played)
     return {
         "agent/truncated_fraction": sum(bool(one.truncated) for one in played) / count,
         "agent/failed_fraction": sum(bool(one.failed) for one in played) / count,
-        "agent/unscored_fraction": sum(one.reward.kind != "value" for one in played) / count,
         "agent/turns_mean": turns / count,
         "agent/tool_calls_per_turn": calls / max(turns, 1),
-        "agent/failed_calls_fraction": sum(one.failed_calls for one in played) / max(calls, 1),
+        "agent/failed_calls_fraction": sum(one.failed_calls for one in played) / max(tried, 1),
         "agent/tool_error_fraction": sum(one.tool_errors for one in played) / max(calls, 1),
         "agent/tokens_mean": sum(one.trajectory.next_token for one in played) / count,
+        "agent/cut_observations": float(sum(one.trajectory.cuts for one in played)),
+        "agent/unclosed_worlds": float(sum(bool(one.unclosed) for one in played)),
         "agent/rollout_seconds_mean": sum(one.seconds for one in played) / count,
         "agent/tool_seconds_mean": sum(one.tool_seconds for one in played) / count,
         "agent/decode_idle_fraction": max(0.0, 1.0 - generation_seconds / max(wall_seconds, 1e-9)),

@@ -11,9 +11,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from retrograd.conversation import Conversation, ConversationEncoder
+from retrograd.conversation import Continuation, Conversation, ConversationEncoder
 from retrograd.engine import Completion
 from retrograd_hookspecs import ChatFormat, Message, ParsedTurn, ToolCall
+
+CUT_MARK = "\n[cut here: the token budget of this conversation is nearly used up]"
+"""Stands behind what is left of an observation that there was no room for."""
 
 
 @attrs.define(eq=False)
@@ -34,6 +37,8 @@ class Trajectory:
     logp: list[float] = attrs.field(factory=list)
     rewritten: bool = False
     """The template rewrites earlier turns: framing was taken around a stand-in."""
+    cuts: int = 0
+    """Observations that were cut to the token budget."""
     prompt_tokens: int = 0
     _text: str = ""
 
@@ -70,14 +75,26 @@ class Trajectory:
         self.messages.append(message)
         return attrs.evolve(parsed, tool_calls=calls)
 
-    def framing(self, observations: Sequence[Message]) -> tuple[int, ...]:
+    def framing(self, observations: Sequence[Message], most: int | None = None) -> tuple[int, ...] | None:
         """Append observations; the tokens of them and of the template's text up to the next turn. They are
         not part of the sequence before `continue_with`.
 
+        Args:
+            most: tokens that there is room for. Observations that need more are cut, all at one length in
+                characters, with `CUT_MARK` behind what is left; None if even then there is no room.
+
         Raises: `TokenizerError` or `DataError` if the template cannot write them.
         """
-        self.messages += observations
-        follows = self.encoder.follow(self._conversation(), self._text)
+        given = tuple(observations)
+        follows = self._follows(given)
+        if most is not None and len(follows.tokens) > most:
+            shorter = self._shorter(given, most)
+            if shorter is None:
+                self.messages += given
+                return None
+            given, follows = shorter
+            self.cuts += sum(a.content != b.content for a, b in zip(given, observations, strict=True))
+        self.messages += given
         self._text = follows.text
         self.rewritten = self.rewritten or not follows.exact
         return follows.tokens
@@ -99,13 +116,38 @@ class Trajectory:
             np.array(self.logp, np.float64),
         )
 
-    def _conversation(self) -> Conversation:
-        return Conversation(messages=(*self.opening, *self.messages), tools=self.tools)
+    def _conversation(self, more: Sequence[Message] = ()) -> Conversation:
+        return Conversation(messages=(*self.opening, *self.messages, *more), tools=self.tools)
+
+    def _follows(self, observations: Sequence[Message]) -> Continuation:
+        return self.encoder.follow(self._conversation(observations), self._text)
+
+    def _shorter(
+        self, observations: Sequence[Message], most: int
+    ) -> tuple[tuple[Message, ...], Continuation] | None:
+        """Observations cut at the greatest length at which they fit, and what they become."""
+        best = None
+        low, high = 0, max(len(message.content) for message in observations)
+        while low < high:
+            length = (low + high) // 2
+            cut = tuple(_cut(message, length) for message in observations)
+            follows = self._follows(cut)
+            if len(follows.tokens) <= most:
+                best, low = (cut, follows), length + 1
+            else:
+                high = length
+        return best
 
     def _add(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
         self.trained += [False] * len(tokens)
         self.logp += [0.0] * len(tokens)
+
+
+def _cut(message: Message, length: int) -> Message:
+    """The message with its text cut at a length in characters, unless the mark would make it longer."""
+    text = message.content[:length] + CUT_MARK
+    return attrs.evolve(message, content=text) if len(text) < len(message.content) else message
 
 
 def call_id(number: int) -> str:

@@ -1,0 +1,159 @@
+"""One trajectory's environment and tools, guarded: whatever they raise costs that trajectory alone."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import anyio
+
+from retrograd.tool_prompt import openai_tool
+from retrograd_hookspecs import (
+    Environment,
+    RetrogradError,
+    RolloutError,
+    Scenario,
+    Score,
+    StepResult,
+    ToolCall,
+    ToolSpec,
+)
+
+from .arguments import check_schema, validate_arguments
+
+CLOSE_SECONDS = 60.0
+"""How long a world may take to close, also where the run was asked to stop."""
+
+T = TypeVar("T")
+
+
+class SharedTools(Protocol):
+    """Tools that all trajectories share (MCP servers)."""
+
+    def specs(self) -> Sequence[ToolSpec]:
+        """In a fixed order."""
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
+        """Run a call. Raises `RolloutError` if the server is gone."""
+
+
+class NoTools:
+    """No shared tools."""
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return ()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
+        raise RolloutError(f"there is no tool {name!r}")
+
+
+async def guarded(what: str, work: Awaitable[T], kind: type[T] | None = None) -> T:
+    """Await what a plugin does. Raises `RolloutError` for whatever it raises, and for a result that is not of
+    the kind that its contract says."""
+    try:
+        result = await work
+    except RetrogradError as error:
+        if isinstance(error, RolloutError):
+            raise
+        raise RolloutError(str(error)) from error
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RolloutError(
+            f"{what} raised {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        ) from error
+    if kind is not None and not isinstance(result, kind):
+        raise RolloutError(f"{what} gave {type(result).__name__}, not {kind.__name__}")
+    return result
+
+
+class World:
+    """An environment with its life from `reset` to `close`."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    async def reset(self, scenario: Scenario, seed: int) -> str:
+        """The opening observation, "" for none."""
+        text = await guarded("the environment's reset", self._environment.reset(scenario, seed))
+        return clean(text or "")
+
+    async def tools(self) -> tuple[ToolSpec, ...]:
+        """What it offers."""
+        return tuple(await guarded("the environment's tools", self._environment.tools()))
+
+    async def step(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
+        """Act."""
+        work = self._environment.step(name, arguments)
+        return await guarded(f"the environment's step {name!r}", work, StepResult)
+
+    async def grade(self) -> Score:
+        """The final reward; of kind "error" if it is no finite number."""
+        score = await guarded("the environment's grade", self._environment.grade(), Score)
+        if score.kind == "value" and not math.isfinite(score.value):
+            return Score(kind="error", explanation=f"the reward is {score.value}, not a finite number")
+        return score
+
+    async def state(self) -> str | None:
+        """The final state."""
+        text = await guarded("the environment's state", self._environment.state())
+        return None if text is None else clean(text)
+
+    async def close(self) -> str:
+        """Close it, cancelled or not; "" or what went wrong."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS) as limit:
+            try:
+                await guarded("the environment's close", self._environment.close())
+            except RolloutError as error:
+                return str(error)
+        return f"it did not close within {CLOSE_SECONDS:g} s" if limit.cancelled_caught else ""
+
+
+class Belt:
+    """The tools of one trajectory: the world's own, then the shared ones.
+
+    Raises: `RolloutError` if two have one name, or an input schema is no JSON Schema.
+    """
+
+    def __init__(self, own: Sequence[ToolSpec], shared: SharedTools, world: World | None) -> None:
+        self._specs: dict[str, ToolSpec] = {}
+        for spec in (*own, *shared.specs()):
+            if spec.name in self._specs:
+                raise RolloutError(twice(spec.name))
+            check_schema(spec)
+            self._specs[spec.name] = spec
+        self._own = {spec.name for spec in own}
+        self._shared = shared
+        self._world = world
+
+    def catalogue(self) -> tuple[Mapping[str, Any], ...]:
+        """In OpenAI's function shape."""
+        return tuple(openai_tool(s.name, s.description, s.input_schema) for s in self._specs.values())
+
+    def problem(self, call: ToolCall) -> str | None:
+        """Why a call cannot be run, for the model; None if it can."""
+        spec = self._specs.get(call.name)
+        if spec is None:
+            known = ", ".join(sorted(self._specs)) or "none"
+            return f"there is no tool {call.name!r}; tools: {known}"
+        return validate_arguments(spec, call.arguments)
+
+    async def call(self, call: ToolCall) -> StepResult:
+        """Run a call that has no problem."""
+        if call.name in self._own:
+            assert self._world is not None
+            return await self._world.step(call.name, call.arguments)
+        work = self._shared.call(call.name, call.arguments)
+        return await guarded(f"the tool {call.name!r}", work, StepResult)
+
+
+def twice(name: str) -> str:
+    """Why two tools of one name cannot be."""
+    return f"the tool {name!r} is offered twice, by the environment or by an MCP server"
+
+
+def clean(text: str) -> str:
+    """The text with U+FFFD for halves of surrogate pairs, which no tokenizer can read."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

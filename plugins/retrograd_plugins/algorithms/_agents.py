@@ -13,6 +13,9 @@ from retrograd.advantages import group_advantages, intermediate_returns
 from retrograd.agent.play import Played
 from retrograd_hookspecs import Rollout, RolloutError, RolloutGroup, Scenario
 
+from ._judging import FAILED
+from ._rollouts import all_equal
+
 EQUAL = "all rewards are equal"
 DEGENERATE = "the judge scored all the same"
 SETUP = "setup failed"
@@ -83,7 +86,7 @@ def take_totals(group: RolloutGroup) -> None:
 def take_verdicts(group: RolloutGroup) -> None:
     """The judge's scores, with the rewards of steps, are the totals."""
     for rollout in group.members:
-        if not rollout.excluded and rollout.judgement is not None:
+        if not rollout.excluded and rollout.judgement is not None and rollout.judgement.kind == "value":
             rollout.total = rollout.judgement.value + sum(reward for _, reward in rollout.step_rewards)
 
 
@@ -102,7 +105,8 @@ def cut_members(group: RolloutGroup, truncation: Literal["drop", "min_reward"]) 
 
 def take_advantages(group: RolloutGroup, *, judged: bool, drop_degenerate: bool) -> None:
     """Advantages of all tokens that the policy wrote: those of the group, and of steps within a
-    trajectory."""
+    trajectory. A group in which all of them are 0 is dropped, or kept if a judge compared it and
+    `drop_degenerate` is False."""
     if group.dropped:
         return
     members = [rollout for rollout in group.members if not rollout.excluded]
@@ -113,10 +117,9 @@ def take_advantages(group: RolloutGroup, *, judged: bool, drop_degenerate: bool)
     if any(rollout.total is None for rollout in members):
         raise RolloutError(f"{group.source}: a hook took a total away: it must set `excluded` too")
     totals = [rollout.total for rollout in members if rollout.total is not None]
-    advantages = group_advantages(totals)
-    if judged and drop_degenerate and not np.any(advantages):
-        group.dropped = DEGENERATE
-        return
+    if not np.all(np.isfinite(totals)):
+        raise RolloutError(f"{group.source}: a hook made a total {totals}: totals are finite numbers")
+    advantages = np.zeros(len(totals)) if all_equal(totals) else group_advantages(totals)
     for rollout, advantage in zip(members, advantages, strict=True):
         rollout.advantage = np.where(rollout.trained, advantage, 0.0)
         if rollout.step_rewards:
@@ -124,6 +127,19 @@ def take_advantages(group: RolloutGroup, *, judged: bool, drop_degenerate: bool)
             starts = np.array([start for start, _ in rollout.step_rewards])
             rewards = [reward for _, reward in rollout.step_rewards]
             rollout.advantage[positions] += intermediate_returns(rewards, starts, positions)
+    if any(np.any(rollout.advantage) for rollout in members):
+        return
+    if not judged:
+        group.dropped = EQUAL
+    elif drop_degenerate:
+        group.dropped = DEGENERATE
+
+
+def usable(group: RolloutGroup) -> int:
+    """Trajectories of a group that could be trained, or that say that there is nothing to learn."""
+    if group.dropped not in ("", EQUAL, DEGENERATE):
+        return 0
+    return sum(not rollout.excluded for rollout in group.members)
 
 
 @attrs.frozen(kw_only=True)
@@ -140,7 +156,7 @@ class Losses:
         """Count them. With "min_reward" a truncated one is lost only if its group has no reward to take."""
         truncated = failed = unscored = total = 0
         for group in groups:
-            lost_group = group.dropped.startswith((SETUP, "judge failed"))
+            lost_group = group.dropped.startswith((SETUP, FAILED))
             for rollout in group.members:
                 total += 1
                 if rollout.excluded.startswith("truncated"):

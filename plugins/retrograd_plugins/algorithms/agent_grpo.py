@@ -37,7 +37,8 @@ token.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,12 +54,14 @@ from retrograd_hookspecs import (
     BuildContext,
     Component,
     ComponentTable,
+    ConfigError,
     ConfigTable,
     EnvironmentProvider,
     EvaluationReport,
     Judge,
     PolicyObjective,
     Problem,
+    Rollout,
     RolloutError,
     RolloutGroup,
     SamplingParams,
@@ -68,12 +71,12 @@ from retrograd_hookspecs import (
     key,
 )
 
-from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
+from ._base import ROLLOUT_KEYS, WARN_TRUNCATED, Collected, Parts, RolloutAlgorithm
 from ._prompts import PromptOrder
 from ._rollouts import HELD_OUT_STREAMS, evaluation_metrics
 
 if TYPE_CHECKING:
-    from retrograd.agent.play import Limits
+    from retrograd.agent.play import Limits, Played
     from retrograd.agent.stage import OpenTools, Part, Stage
     from retrograd.reference import Reference
 
@@ -249,7 +252,7 @@ class AgenticGrpo(RolloutAlgorithm):
 
         Raises: `DataError` with every bad scenario; `ConfigError`, `RolloutError` for what cannot be reached.
         """
-        from retrograd.agent.scenarios import digest, load_scenarios
+        from retrograd.agent.scenarios import digest, load_scenarios, require_tasks
         from retrograd.audit import audit_template
 
         parts = self.parts
@@ -258,13 +261,23 @@ class AgenticGrpo(RolloutAlgorithm):
             self._held_out_scenarios = load_scenarios(parts.evaluation.data)
         self._digests = (digest(self._scenarios), digest(self._held_out_scenarios))
         parts.policy.fit(max(self.answers_per_update, len(self._held_out_scenarios)), self._longest)
+        every = [*self._scenarios, *self._held_out_scenarios]
         findings = [*audit_template(self._stage.player.encoder, parts.chat_format)]
         note = getattr(parts.template, "fallback_note", str)()
         if note:
             findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
-        findings += self._stage.open([*self._scenarios, *self._held_out_scenarios])
+        findings += self._stage.open(every)
+        require_tasks(every, self._too_long)
         message = f"{len(self._scenarios)} scenarios"
         return [*findings, AuditFinding(level="ok", check="scenarios", message=message)]
+
+    def _too_long(self, scenario: Scenario) -> Iterator[tuple[str, str, str]]:
+        """A prompt without room for a turn, even without what its world adds to it."""
+        from retrograd.agent.play import too_long
+
+        prompt = self._stage.player.prompt_tokens(scenario)
+        if prompt >= self._longest:
+            yield "user", *too_long(prompt, self._longest)
 
     def longest(self) -> int:
         """The budget of a trajectory."""
@@ -281,10 +294,16 @@ class AgenticGrpo(RolloutAlgorithm):
         return shown
 
     def rehearse(self) -> None:
-        """Play an update's trajectories and take a gradient of them; nothing is graded."""
+        """Play an update's trajectories and take a gradient of them; no judge is asked.
+
+        Raises: `RolloutError` if a world cannot be set up.
+        """
         from retrograd.policy_update import PolicyBatch, train_epoch
 
-        groups, _ = self._groups_of(self._next_parts(advance=False))
+        groups, _, _ = self._played_groups(self._next_parts(advance=False))
+        for group in groups:
+            if group.dropped:
+                raise RolloutError(f"{group.source}: {group.dropped}")
         for rollout in (rollout for group in groups for rollout in group.members):
             rollout.advantage = np.where(rollout.trained, 1.0, 0.0)
         members = [[r for r in group.members if r.trained.any()] for group in groups]
@@ -300,7 +319,7 @@ class AgenticGrpo(RolloutAlgorithm):
         from retrograd.agent.stage import agent_metrics
         from retrograd.policy_update import PolicyBatch
 
-        from ._agents import EQUAL, Losses, take_advantages
+        from ._agents import EQUAL, Losses, take_advantages, usable
 
         config = self._config
         self._stage.metrics()
@@ -315,21 +334,26 @@ class AgenticGrpo(RolloutAlgorithm):
         metrics |= agent_metrics(played, wall_seconds=wall, generation_seconds=generation)
         metrics |= {**self._stage.metrics(), **self._judge_metrics(groups, judged)}
         metrics["agent/dropped_fraction"] = losses.fraction
+        metrics["agent/unscored_fraction"] = losses.unscored / losses.total
         losses.check(config.max_dropped_fraction, groups, self.update_number + 1)
+        self._warn_of_worlds(played)
         useful = [group for group in groups if not group.dropped]
         members = [[r for r in group.members if not r.excluded] for group in useful]
-        count = sum(len(group) for group in members)
         metrics["batch/groups_trained"] = float(len(useful))
-        if count < 2:
+        left = sum(usable(group) for group in groups)
+        if left < 2:
             why = "; ".join(sorted({group.dropped for group in groups if group.dropped})) or "no trajectories"
             if not config.skip_empty_updates:
                 raise RolloutError(
-                    f"update {self.update_number + 1} has {count} usable trajectories, and two are needed:"
+                    f"update {self.update_number + 1} has {left} usable trajectories, and two are needed:"
                     f" {why}; skip_empty_updates = true would go on with the next one"
                 )
             return Collected(groups=groups, metrics=metrics, batch=None, stalled=f"skipped: {why}")
-        if not any(np.any(r.advantage) for group in members for r in group) and not config.kl_coefficient:
+        signal = any(np.any(r.advantage) for group in members for r in group)
+        if not useful or not (signal or config.kl_coefficient):
+            metrics["batch/groups_trained"] = 0.0
             return Collected(groups=groups, metrics=metrics, batch=None, stalled=EQUAL)
+        count = sum(len(group) for group in members)
         divisor = self._stage.player.limits.token_budget
         batch = PolicyBatch.of(members, normalizer=float(count * divisor))
         if self._reference is not None:
@@ -350,7 +374,11 @@ class AgenticGrpo(RolloutAlgorithm):
         )
 
     def evaluate(self, limit: int | None = None, samples: int = 1) -> EvaluationReport | None:
-        """Mean reward of the environment on held-out scenarios; no judge is asked."""
+        """Mean reward of the environment on held-out scenarios; no judge is asked.
+
+        Trajectories that a limit of turns or tokens cut are graded as they stand: left out, they would raise
+        the mean of a policy that does not come to an end.
+        """
         from retrograd.agent.stage import agent_metrics
 
         settings = self.parts.evaluation
@@ -359,7 +387,7 @@ class AgenticGrpo(RolloutAlgorithm):
         limits = [n for n in (limit, settings.max_examples) if n is not None]
         chosen = _spread(self._held_out_scenarios, min(limits, default=None))
         parts = [
-            self._part(scenario, member, HELD_OUT_STREAMS + number * samples + member)
+            self._part(scenario, member, HELD_OUT_STREAMS + number * samples + member, grade_cut=True)
             for number, scenario in enumerate(chosen)
             for member in range(samples)
         ]
@@ -393,10 +421,41 @@ class AgenticGrpo(RolloutAlgorithm):
     def close(self) -> None:
         """End worlds, servers and the judge."""
         super().close()
-        if self._judge is not None:
-            self._stage.call(self._judge.close, checked=False)
-            self._judge = None
-        self._stage.close()
+        judge, self._judge = self._judge, None
+        try:
+            if judge is not None:
+                self._stage.call(judge.close, checked=False)
+        finally:
+            self._stage.close()
+
+    def _warn_of_truncation(self) -> None:
+        share = self._collected.get("agent/truncated_fraction", 0.0)
+        if share > WARN_TRUNCATED:
+            cut = Counter(r.excluded.removeprefix("truncated: ") for r in self._rollouts("truncated"))
+            limits = ", ".join(f"{count} by {name}" for name, count in cut.most_common())
+            self._warn(
+                "truncation",
+                f"{share:.0%} of the trajectories were cut{f' ({limits})' if limits else ''}; raise the"
+                ' limits, or keep such trajectories with truncation = "min_reward"',
+            )
+
+    def _warn_of_lost_rewards(self) -> None:
+        lost = self._rollouts("unscored")
+        if lost:
+            total = sum(len(group.members) for group in self._groups)
+            self._warn(
+                "rewards",
+                f"{len(lost)} of {total} trajectories have no reward and are left out; first: {lost[0].id}:"
+                f" {lost[0].excluded}",
+            )
+
+    def _warn_of_worlds(self, played: Sequence[Played]) -> None:
+        unclosed = [one.unclosed for one in played if one.unclosed]
+        if unclosed:
+            self._warn("worlds", f"{len(unclosed)} environments could not be closed; first: {unclosed[0]}")
+
+    def _rollouts(self, excluded: str) -> list[Rollout]:
+        return [r for group in self._groups for r in group.members if r.excluded.startswith(excluded)]
 
     _seconds: Mapping[str, float] = {}
 
@@ -412,14 +471,10 @@ class AgenticGrpo(RolloutAlgorithm):
             for member in range(config.group_size)
         ]
 
-    def _part(self, scenario: Scenario, member: int, stream: int) -> Part:
+    def _part(self, scenario: Scenario, member: int, stream: int, *, grade_cut: bool = False) -> Part:
         from retrograd.agent.stage import Part
 
-        return Part(scenario=scenario, member=member, stream=stream)
-
-    def _groups_of(self, parts: Sequence[Part]) -> tuple[list[RolloutGroup], float]:
-        groups, _, wall = self._played_groups(parts)
-        return groups, wall
+        return Part(scenario=scenario, member=member, stream=stream, grade_cut=grade_cut)
 
     def _played_groups(
         self, parts: Sequence[Part], what: str = ""
@@ -438,7 +493,8 @@ class AgenticGrpo(RolloutAlgorithm):
         while first < len(played):
             last = next((n for n in range(first + 1, len(parts)) if parts[n].member == 0), len(parts))
             scenario = parts[first].scenario
-            groups.append(group_of(scenario, played[first:last], f"{self.update_number + 1}.{scenario.id}"))
+            id = f"{'eval' if what else self.update_number + 1}.{len(groups)}"
+            groups.append(group_of(scenario, played[first:last], id))
             first = last
         return groups, played, wall
 
@@ -505,6 +561,10 @@ def _spread(scenarios: Sequence[Scenario], limit: int | None) -> list[Scenario]:
     return [scenarios[i * len(scenarios) // limit] for i in range(limit)]
 
 
+SHARED = (
+    "is shared by all trajectories, and with an environment each must be isolated: stateless must be true"
+)
+STATELESS = "set stateless = true if its calls do not depend on each other"
 STAGE_NEEDS = ("policy", "tokenizer", "template", "chat_format")
 
 
@@ -532,7 +592,21 @@ def build_worlds(
         return provider, None
     from retrograd.agent.mcp import mcp_tools
 
-    return provider, mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
+    tools = mcp_tools(config.mcp_servers, config.mcp_config, context.base_dir)
+    if provider is not None and tools is not None:
+        _require_stateless(tools.servers, "agent.mcp_config")
+    return provider, tools
+
+
+def _require_stateless(servers: Sequence[McpServer], key: str) -> None:
+    """Raise `ConfigError` for servers that trajectories in worlds of their own would meet through."""
+    problems = [
+        Problem(where=f"MCP server {server.name!r}", key=key, message=SHARED, hint=STATELESS)
+        for server in servers
+        if not server.stateless
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any = None) -> Stage:
@@ -615,9 +689,8 @@ def _check(config: AgenticGRPOConfig, table: ConfigTable, run: Any) -> list[Prob
             if not server.stateless:
                 add(
                     f"mcp_servers[{number}].stateless",
-                    f"the MCP server {server.name!r} is shared by all trajectories, and with an environment"
-                    " each must be isolated: it must be true",
-                    "set stateless = true if its calls do not depend on each other",
+                    f"the MCP server {server.name!r} {SHARED}",
+                    STATELESS,
                 )
     return problems
 

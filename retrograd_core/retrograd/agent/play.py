@@ -167,6 +167,13 @@ class Player:
         user = Message(role="user", content=scenario.user)
         return (Message(role="system", content=system), user) if system else (user,)
 
+    def prompt_tokens(self, scenario: Scenario) -> int:
+        """Tokens of a scenario's prompt with the shared tools, without what its world adds."""
+        trajectory = self.begin(self.opening(scenario))
+        trajectory.tools = Belt((), self.shared_tools, None).catalogue()
+        trajectory.start()
+        return trajectory.prompt_tokens
+
     def begin(self, opening: tuple[Message, ...]) -> Trajectory:
         """A trajectory that has not started; its tools are not known yet."""
         return Trajectory(self.encoder, self.chat_format, (), opening)
@@ -215,7 +222,8 @@ class Player:
         trajectory.tools = belt.catalogue()
         trajectory.start()
         if trajectory.prompt_tokens >= self.limits.max_trajectory_tokens:
-            raise RolloutError(too_long(trajectory.prompt_tokens, self.limits.max_trajectory_tokens))
+            problem = too_long(trajectory.prompt_tokens, self.limits.max_trajectory_tokens)
+            raise RolloutError(": ".join(problem))
         played.started = True
         done = await self._turns(played, stream, session, belt)
         if world is not None and (done or grade_cut or not played.truncated):
@@ -323,9 +331,9 @@ class Player:
             )
 
 
-def too_long(prompt: int, budget: int) -> str:
-    """Why a scenario cannot be played."""
+def too_long(prompt: int, budget: int) -> tuple[str, str]:
+    """Why a scenario cannot be played, and how to mend it."""
     return (
-        f"the prompt has {prompt} tokens, and max_trajectory_tokens = {budget} leaves no room for a turn:"
-        " shorten it, or raise max_trajectory_tokens and training.ctx"
+        f"the prompt has {prompt} tokens, and max_trajectory_tokens = {budget} leaves no room for a turn",
+        "shorten it, or raise max_trajectory_tokens and training.ctx",
     )

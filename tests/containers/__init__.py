@@ -1,0 +1,1 @@
+"""A real container engine for tests."""

@@ -55,18 +55,18 @@ class Catalogue:
             if name in seen:  # shadowed by an earlier entry of sys.path, as for imports
                 continue
             seen.add(name)
-            for point in distribution.entry_points:
-                kind = groups.get(point.group)
-                if kind is not None:
-                    found.append(
-                        PluginEntry(
-                            kind=kind,
-                            name=point.name,
-                            module=point.value,
-                            distribution=name,
-                            version=distribution.version,
-                        )
-                    )
+            points = [point for point in distribution.entry_points if point.group in groups]
+            version = distribution.version if points else ""  # each access parses the metadata anew
+            found += [
+                PluginEntry(
+                    kind=groups[point.group],
+                    name=point.name,
+                    module=point.value,
+                    distribution=name,
+                    version=version,
+                )
+                for point in points
+            ]
         return cls.of(found, disable)
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from retrograd.config import Document, RawTable
 from retrograd_hookspecs import ExecResult, StepResult, ToolsetDefinition
 
 MAX_OUTPUT_BYTES = 1 << 16
+_ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # those of the developer take seconds to load
+}
 
 
 @attrs.define
@@ -40,6 +46,7 @@ class SubprocessSandbox:
         process = subprocess.Popen(
             argv,
             cwd=self.directory,
+            env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ import anyio
 import attrs
 
 from retrograd.agent.variables import expand
-from retrograd.config.messages import did_you_mean, listing
+from retrograd.config.messages import did_you_mean
 from retrograd_hookspecs import AuditFinding, ConfigError, Problem, RolloutError, StepResult, ToolSpec
 
 from .config import McpServer
@@ -227,7 +227,7 @@ class McpTools:
         for key, patterns in (("allowed_tools", config.allowed_tools), ("denied_tools", config.denied_tools)):
             for pattern in patterns or ():
                 if not fnmatch.filter(names, pattern):
-                    hint = did_you_mean(pattern, names) or listing(names, what="its tools")
+                    hint = did_you_mean(pattern, names) or f"its tools: {', '.join(names)}"
                     problems.append(_problem(server, f"{pattern!r} is no tool of the server", hint, key))
         return [
             spec

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from retrograd.config import RawTable, raise_problems
-from retrograd.config.messages import did_you_mean, listing
+from retrograd.config.messages import did_you_mean
 from retrograd_hookspecs import BuildContext, ConfigError, PluginError, Problem, Tool, ToolSpec
 
 from .components import ToolComponents
@@ -75,7 +75,7 @@ class ToolCatalogue:
         try:
             return self._toolsets[name]
         except KeyError:
-            hint = did_you_mean(name, self._toolsets) or listing(self._toolsets, what="toolsets")
+            hint = did_you_mean(name, self._toolsets) or _all(self._toolsets, "toolsets")
             message = f"no scenario can have the toolset {name!r}"
             add = f"{hint}; others are added to {TABLE}.scenario_toolsets"
             raise ConfigError([Problem(where="metadata.env.toolset", message=message, hint=add)]) from None
@@ -130,7 +130,7 @@ class _Loader:
                 chosen.append(name)
             elif name not in self._definitions.broken:
                 known = self._definitions.toolsets
-                hint = did_you_mean(name, known) or listing(known, what="toolsets")
+                hint = did_you_mean(name, known) or _all(known, "toolsets")
                 self._problems.append(self._problem(key, f"there is no toolset {name!r}", hint))
         own = [name for name, placed in self._definitions.toolsets.items() if placed.table is not None]
         for name in (*chosen, *own):
@@ -167,7 +167,7 @@ class _Loader:
                     _put(tools, tool)
             elif other not in self._definitions.broken:
                 known = self._definitions.toolsets
-                hint = did_you_mean(other, known) or listing(known, what="toolsets")
+                hint = did_you_mean(other, known) or _all(known, "toolsets")
                 self._problems.append(
                     placed.problem("include", index, f"there is no toolset {other!r}", hint)
                 )
@@ -202,13 +202,13 @@ class _Loader:
         named = [tool.label for tool in self._definitions.all_tools() if tool.name == id]
         if named:
             return f"{id} is the name of {' and of '.join(named)}: write the id"
-        return did_you_mean(id, self._definitions.tools) or listing(self._definitions.tools, what="tools")
+        return did_you_mean(id, self._definitions.tools) or _all(self._definitions.tools, "tools")
 
     def _denied(self, placed: PlacedToolset, tools: list[PlacedTool]) -> list[PlacedTool]:
         names = [tool.name for tool in tools]
         for index, pattern in enumerate(placed.definition.deny):
             if not fnmatch.filter(names, pattern) and not self._problems:
-                hint = did_you_mean(pattern, names) or listing(names, what="tools of the toolset")
+                hint = did_you_mean(pattern, names) or _all(names, "tools of the toolset")
                 message = f"{pattern!r} denies no tool of this toolset"
                 self._problems.append(placed.problem("deny", index, message, hint))
         patterns = placed.definition.deny
@@ -259,6 +259,10 @@ class _Loader:
                 attrs.evolve(p, key=f"builtin.params.{p.key}" if p.key else "builtin.params")
                 for p in error.problems
             ) from error
+
+
+def _all(names: Iterable[str], what: str) -> str:
+    return f"{what}: {', '.join(sorted(names))}"
 
 
 def _put(tools: list[PlacedTool], tool: PlacedTool) -> None:

@@ -149,6 +149,7 @@ class Definitions:
         try:
             version = Version(definition.version)
         except InvalidVersion:
+            self.broken.add(definition.id)
             self.problems.append(
                 Problem(
                     where=where,

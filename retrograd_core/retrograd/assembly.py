@@ -7,7 +7,7 @@ parts, in the order of their declared needs, when they are first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,10 +151,11 @@ def build_component(assembly: Assembly, registered: Registered, config: Any) -> 
         ) from error
 
 
-def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
+def assemble(document: Document, *, algorithm: bool = True, writes: Collection[str] = ()) -> Assembly:
     """Check a whole configuration and prepare its parts; nothing heavy is loaded yet.
 
     Without `algorithm` only what loads a model and an adapter is chosen: for commands that train nothing.
+    `writes` are keys of input files that the command makes: they need not be there.
 
     Raises:
         ConfigError: anything is wrong, with every problem found.
@@ -173,7 +174,7 @@ def assemble(document: Document, *, algorithm: bool = True) -> Assembly:
         for item in chosen.values():
             if item.config is not None:
                 problems += check_component(item.component, item.table, item.config, config)
-    problems += file_problems(shared, _by_table(chosen), algorithm=algorithm)
+    problems += file_problems(shared, _by_table(chosen), algorithm=algorithm, writes=writes)
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
     session.call("retrograd_configure", config=config)
     return _parts(document, config, session, chosen)

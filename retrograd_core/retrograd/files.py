@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,24 @@ def input_keys(classes: Mapping[str, type[Any]]) -> list[str]:
 
 
 def file_problems(
-    shared: SharedSections, components: Mapping[str, Any], *, algorithm: bool
+    shared: SharedSections,
+    components: Mapping[str, Any],
+    *,
+    algorithm: bool,
+    writes: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Input files that are missing, and outputs that cannot be written.
 
     Args:
         components: configuration object by table; None where its table is wrong.
         algorithm: False for a command that only loads a model: no data is read and nothing is written.
+        writes: keys of files that the command makes instead of reading them.
     """
     inputs = dict(_model(shared))
     if algorithm:
         inputs.update(_inputs(shared, components))
     for key, path in inputs.items():
-        if not path.exists():
+        if not path.exists() and key not in writes:
             yield _problem(shared.document, key, f"there is no file {path}", "check the path")
     if algorithm:
         yield from _output(shared, inputs)

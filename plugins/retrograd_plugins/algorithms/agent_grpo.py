@@ -279,6 +279,22 @@ class AgenticGrpo(RolloutAlgorithm):
         if prompt >= self._longest:
             yield "user", *too_long(prompt, self._longest)
 
+    def _manifest(self) -> Sequence[AuditFinding]:
+        """Are generated scenarios those of this run's tools?"""
+        from retrograd.agent.generate import Catalogue, check_manifest
+
+        config, provider = self._config, self._stage.provider
+        return check_manifest(
+            config.scenarios,
+            self._scenarios,
+            Catalogue(
+                toolsets=provider.catalogue() if provider is not None else {},
+                shared=self._stage.player.shared_tools.specs(),
+            ),
+            settings=config.scenario_generation,
+            environment=config.environment.type if config.environment is not None else "",
+        )
+
     def longest(self) -> int:
         """The budget of a trajectory."""
         return self._longest

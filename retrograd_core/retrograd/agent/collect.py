@@ -132,7 +132,7 @@ class ScenarioAttempts:
     def worse_than(self, best: Attempt, min_gap: float) -> list[Attempt]:
         """Attempts that may stand against the best one, the worst first.
 
-        They ended, have a score at least `min_gap` lower, and began as the best one did.
+        They ended, have a lower score by at least `min_gap`, and began as the best one did.
         """
         if best.score is None:
             return []
@@ -141,7 +141,7 @@ class ScenarioAttempts:
             member
             for member in self.members
             if member.score is not None
-            and best.score - member.score >= min_gap - ROUNDING
+            and best.score - member.score >= max(min_gap - ROUNDING, ROUNDING)
             and member.same_as() != best.same_as()
             and member.played.trajectory.opening == opening
             and member.played.trajectory.tools == tools

@@ -15,13 +15,11 @@ from .support import SMALL, Rollouts
 JUDGE = {"type": "ruler", "base_url": "http://127.0.0.1:1/v1", "model": "m"}
 
 
-def refused(rollouts: Rollouts, path: Path, *words: str) -> None:
-    """`check` and `train` exit with 2 and say all of it."""
-    for command in ("check", "train"):
-        found = rollouts.command(command, path, code=2)
-        text = "\n".join(found.errors)
-        for word in words:
-            assert word in text, text
+def refused(rollouts: Rollouts, path: Path, *words: str, command: str = "train") -> None:
+    """The command exits with 2 and says all of it."""
+    text = "\n".join(rollouts.command(command, path, code=2).errors)
+    for word in words:
+        assert word in text, text
     assert not (rollouts / "out" / "adapter.gguf").exists()
 
 
@@ -164,6 +162,20 @@ SHARED_MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_mistakes_in_other_tables(rollouts: Rollouts, name: str) -> None:
     tables, words = SHARED_MISTAKES[name]
     refused(rollouts, rollouts.grpo(**tables), *words)
+
+
+def test_check_says_the_same(rollouts: Rollouts) -> None:
+    """Several mistakes of a file at once."""
+    table: dict[str, Any] = {}
+    words: list[str] = []
+    for name in ("temperature", "group of one", "order"):
+        table |= GRPO_MISTAKES[name][0]
+        words += GRPO_MISTAKES[name][1]
+    found = [rollouts.command(command, rollouts.grpo(grpo=table), code=2) for command in ("check", "train")]
+    assert found[0].errors == found[1].errors
+    assert found[0].errors[0] == "error: 3 problems:"
+    for word in words:
+        assert word in "\n".join(found[0].errors)
 
 
 def test_tables_of_other_algorithms_are_refused(rollouts: Rollouts) -> None:

@@ -46,14 +46,14 @@ def test_first_passes_are_on_policy(
     rollouts = Rollouts(tmp_path, model, "cpu")
     rollouts.prompts("prompts.jsonl", LONG)
     training = {"ctx": 128, "micro_batch": micro_batch, "shared_prefix_fanout": fanout, **EXACT}
-    sampling = {"max_new_tokens": 40}
+    sampling = {"max_new_tokens": 20}
     grpo = {"importance_sampling_level": level, "grpo_epochs": 2, "sampling": sampling}
     watch = watched(rollouts.grpo(training=training, grpo=grpo))
     first, again, second, _ = (report.metrics for report in watch.reports)
     assert_on_policy(first)
     assert_on_policy(second)
     assert again["policy/ratio_mean"] != 1.0
-    assert max(r.tokens.size for g in watch.groups[0] for r in g.members) > 64
+    assert max(r.tokens.size for g in watch.groups[0] for r in g.members) > 48
 
 
 @pytest.mark.parametrize("real", ["smollm2_path", "gemma3_path"])

@@ -55,6 +55,8 @@ PHASES: Mapping[str, tuple[type, str]] = {
     "while a checkpoint is written": (CheckpointStore, "_publish"),
 }
 """A method that is called in each phase of a run."""
+OF_ALGORITHM = ("while the reward is asked", "in a pass", "between two steps")
+"""Phases in which another algorithm has a state of its own."""
 
 
 def path_of(rollouts: Rollouts, algorithm: str, **tables: Any) -> Path:
@@ -111,7 +113,8 @@ class Whole:
         with pytest.MonkeyPatch.context() as patch:
             counted = {phase: Counted(*place, patch, nothing) for phase, place in PHASES.items()}
             rollouts.train(self.path)
-        self.calls = {phase: one.calls for phase, one in counted.items()}
+        phases = PHASES if algorithm == "grpo" else OF_ALGORITHM
+        self.calls = {phase: counted[phase].calls for phase in phases}
         self.adapter, self.trace = rollouts.adapter, trace(rollouts)
 
     def resumed(self, rollouts: Rollouts) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,7 +26,9 @@ def test_there_is_an_example_of_each_data_format() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_example(workspace: Workspace, path: Path) -> None:
+def test_example(workspace: Workspace, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in an activated environment: `python` of a reward_command is the one that has retrograd.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert (path.parent / "README.md").is_file()
     jsonschema.validate(tomllib.loads(path.read_text()), installed_schema(), jsonschema.Draft7Validator)
     folder = shutil.copytree(path.parent, workspace / "example")

@@ -48,6 +48,8 @@ def failure(directory: Path, body: str, answers: list[Answer] = ANSWERS, **optio
         ("sys.stdin.read()\n", ["did not answer in time (at its start"]),
         ("read()\n", ["ended with exit status 0", 'with reward_mode = "oneshot"']),
         ("import nonsense\n", ["exit status 1", "No module named 'nonsense'"]),
+        # As in a Python that is not the one of retrograd.
+        ("raise ImportError(\"No module named 'retrograd'\")\n", ["another environment", "activate"]),
         ("os.close(1)\ntime.sleep(600)\n", ["closed its standard output"]),
     ],
 )  # fmt: skip

@@ -213,10 +213,19 @@ class CommandReward:
             )
         elif answers:
             lines.append(f"all {len(answers)} answers of the batch had a reply")
-        if hint := fault.hint or self._timeout_hint(fault):
+        written = process.stderr_text()
+        if hint := fault.hint or self._timeout_hint(fault) or self._python_hint(written):
             lines.append(f"hint: {hint}")
-        lines.append(process.stderr_text() or "it wrote nothing to stderr")
+        lines.append(written or "it wrote nothing to stderr")
         return RolloutError("\n  ".join(lines))
+
+    def _python_hint(self, written: str) -> str:
+        if "No module named 'retrograd'" not in written:
+            return ""
+        return (
+            f"{self._executable} belongs to another environment than retrograd: activate that one first, or"
+            f" name its Python in the command, {sys.executable}"
+        )
 
     def _timeout_hint(self, fault: FaultError) -> str:
         if not isinstance(fault, LateError):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from retrograd.engine.policy import Policy
 
 MISSING = Score(kind="missing", explanation="not scored yet")
+HOOK_HINT = "a reward is a finite number; `excluded` leaves an answer out"
+"""Said where a hook made a reward that is none."""
 HELD_OUT_STREAMS = 1 << 40
 """Random streams of evaluations begin here, apart from those of training."""
 

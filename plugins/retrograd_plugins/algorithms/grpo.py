@@ -72,7 +72,7 @@ from ._judging import Judging
 from ._kl import KlCoefficient, KlScheduleConfig
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
-from ._rollouts import Draw, all_equal, why_lost, why_stalled
+from ._rollouts import HOOK_HINT, Draw, all_equal, why_lost, why_stalled
 from ._sampling import NeutralSamplingConfig
 
 if TYPE_CHECKING:
@@ -311,15 +311,14 @@ class Grpo(RolloutAlgorithm):
         if group.dropped:
             return
         members = [rollout for rollout in group.members if not rollout.excluded]
-        unknown = [rollout.id for rollout in members if rollout.total is None]
-        if unknown:
-            raise RolloutError(f"rollout {unknown[0]} has no reward any more: a hook must set `excluded` too")
         if len(members) < 2:
             group.dropped = f"fewer than two answers are left: {_first_exclusion(group.members)}"
             return
         totals = [rollout.total for rollout in members if rollout.total is not None]
-        if not np.all(np.isfinite(totals)):
-            raise RolloutError(f"{group.source}: a hook made a reward {totals}: rewards are finite numbers")
+        if len(totals) < len(members) or not np.all(np.isfinite(totals)):
+            raise RolloutError(
+                f"{group.source}: a hook left rewards {totals} for {len(members)} answers: {HOOK_HINT}"
+            )
         if all_equal(totals):
             group.dropped = EQUAL
             return

@@ -55,6 +55,7 @@ from retrograd_hookspecs import (
     PolicyObjective,
     Problem,
     Rollout,
+    RolloutError,
     RolloutGroup,
     hookimpl,
     key,
@@ -64,7 +65,7 @@ from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
 from ._critic import Critic, CriticConfig, unit_length
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
-from ._rollouts import Draw, why_lost
+from ._rollouts import HOOK_HINT, Draw, why_lost
 from ._sampling import SamplingConfig
 
 
@@ -170,7 +171,9 @@ class Ppo(RolloutAlgorithm):
         """Give each answer its advantages; what the critic's fit says."""
         from retrograd.advantages import gae, whiten
 
-        totals = [float(rollout.total or 0.0) for rollout in members]
+        totals = [rollout.total for rollout in members if rollout.total is not None]
+        if len(totals) < len(members) or not np.all(np.isfinite(totals)):
+            raise RolloutError(f"a hook left rewards {totals} for {len(members)} answers: {HOOK_HINT}")
         if self._critic is None:
             for rollout, value in zip(members, whiten(totals), strict=True):
                 rollout.advantage = np.where(rollout.trained, value, 0.0)

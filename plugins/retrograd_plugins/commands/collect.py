@@ -106,7 +106,7 @@ def collect(
     options = Options(keep=keep or 1, min_gap=MIN_GAP if min_gap is None else min_gap, **given)
     _check_usage(options, keep=keep, min_gap=min_gap, model=model, device=device, adapter=adapter)
     document = open_document(config, model=model, device=device, overrides=overrides)
-    return _collect(_document(document, options, adapter), options)
+    return run_collection(_document(document, options, adapter), options).conclude()
 
 
 def _check_usage(options: Options, **given: Any) -> None:
@@ -160,7 +160,25 @@ def _check_outputs(options: Options, scenarios: Path) -> None:
         raise ConfigError(problems)
 
 
-def _collect(document: Document, options: Options) -> int:
+@attrs.frozen(kw_only=True, eq=False)
+class Collection:
+    """What came out. `scenarios` were to be played; `collected` holds those that were played to the end."""
+
+    options: Options
+    scenarios: int
+    collected: Collected
+    written: Written
+
+    def conclude(self) -> int:
+        """Say it; the exit code."""
+        return _conclude(self.collected, self.written, self.options, self.scenarios)
+
+
+def run_collection(document: Document, options: Options) -> Collection:
+    """Roll out, decide, write the output and the report.
+
+    Raises: `ConfigError`, `DataError` before anything is played.
+    """
     import sys
 
     from retrograd.assembly import assemble
@@ -187,7 +205,7 @@ def _collect(document: Document, options: Options) -> int:
     finally:
         reporter.close()
     _write_report(assembly, collected, written, options, rules, len(scenarios))
-    return _conclude(collected, written, options, len(scenarios))
+    return Collection(options=options, scenarios=len(scenarios), collected=collected, written=written)
 
 
 def _rules(options: Options) -> Rules:

@@ -43,8 +43,8 @@ Reply with JSON alone, of this form:
 {form}
 
 `id` is short, of lower-case letters, digits and hyphens, and unique. `user` is the task as its user would \
-word it. `system` is a system message, or "". `rubric` says in a sentence or two what a judge should look at, \
-or is "".{env}"""
+word it. `system` is a system message, or "". `rubric` says in a sentence or two what a judge should look \
+at, or is "".{env}"""
 _FORM = {
     "id": "short-name",
     "difficulty": 3,

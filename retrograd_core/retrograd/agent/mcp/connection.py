@@ -35,7 +35,10 @@ class Connection:
         """All tools of the server, sorted by name."""
         self._log = ServerLog()
         self._client: Client | None = None
-        self._stop = asyncio.Event()
+        self._ready = anyio.Event()
+        self._failure = ""
+        self._stop = anyio.Event()
+        self._scope: anyio.CancelScope | None = None
         self._task: asyncio.Task[None] | None = None
         self._broken = False
 
@@ -46,13 +49,14 @@ class Connection:
 
     async def open(self) -> None:
         """Connect. Raises `RolloutError` with what the server said."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(ready), name=f"mcp {self.server.name}")
+        self._task = asyncio.create_task(self._live(), name=f"mcp {self.server.name}")
         try:
-            await asyncio.shield(ready)
+            await self._ready.wait()
         except BaseException:
             await self.close()
             raise
+        if self._failure:
+            raise RolloutError(self._failure)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
         """Call a tool. Raises `RolloutError` if the server is gone or does not keep to the protocol."""
@@ -79,6 +83,8 @@ class Connection:
     async def close(self) -> None:
         """End the session and the server's process; may be called more than once."""
         self._stop.set()
+        if self._scope is not None and not self._ready.is_set():
+            self._scope.cancel()  # it is still connecting
         if self._task is not None:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([self._task])
@@ -89,7 +95,7 @@ class Connection:
         await self.close()
         return RolloutError(f"the MCP server {self.server.name!r} is gone: {what}{self._log.text()}")
 
-    async def _live(self, ready: asyncio.Future[None]) -> None:
+    async def _live(self) -> None:
         """The task: connect, stay connected until `close`, disconnect."""
         from mcp import Client
 
@@ -98,6 +104,9 @@ class Connection:
         try:
             # The scope holds the whole session, for scopes have to nest; its deadline is that of connecting.
             with anyio.CancelScope(deadline=anyio.current_time() + CONNECT_SECS) as scope:
+                self._scope = scope
+                if self._stop.is_set():
+                    return
                 async with contextlib.AsyncExitStack() as stack:
                     transport = await self._transport(stack)
                     client = await stack.enter_async_context(Client(transport, cache=None))
@@ -105,20 +114,18 @@ class Connection:
                     self.specs = await _list_tools(client)
                     scope.deadline = math.inf
                     self._client = client
-                    if not ready.done():
-                        ready.set_result(None)
+                    self._ready.set()
                     await self._stop.wait()
                     self._client = None
-            if scope.cancelled_caught:
+            if scope.cancelled_caught and not self._stop.is_set():
                 failure = f"{stage} took longer than {CONNECT_SECS:g} seconds"
         except Exception as error:
             failure = f"{stage} failed: {_words(error)}"
         finally:
             self._client = None
             self._broken = True
-            if not ready.done():
-                what = f"the MCP server {self.server.name!r}: {failure or 'given up'}{self._log.text()}"
-                ready.set_exception(RolloutError(what))
+            self._failure = f"the MCP server {self.server.name!r}: {failure or 'given up'}{self._log.text()}"
+            self._ready.set()
 
     async def _transport(self, stack: contextlib.AsyncExitStack) -> Any:
         if self.server.url is None:

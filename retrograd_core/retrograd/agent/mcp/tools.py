@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import fnmatch
 import os
@@ -88,7 +87,7 @@ class _Server:
     connection: Connection
     specs: tuple[ToolSpec, ...]
     """What it offered when the run began: what the model is told throughout."""
-    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
 
 
 class McpTools:
@@ -163,20 +162,29 @@ class McpTools:
     async def close(self) -> None:
         """End every session and process; may be called more than once."""
         servers, self._open = self._open, []
-        with anyio.CancelScope(shield=True):
-            await asyncio.gather(*(server.connection.close() for server in servers))
+        await _close_all(server.connection for server in servers)
 
     async def _connect(self) -> list[Connection | str]:
         """All at once: a connection each, or why there is none."""
-        connections = [Connection(server) for server in self.servers]
-        outcomes = await asyncio.gather(*(c.open() for c in connections), return_exceptions=True)
-        found: list[Connection | str] = []
-        for connection, outcome in zip(connections, outcomes, strict=True):
-            if outcome is not None and not isinstance(outcome, RolloutError):
-                await asyncio.gather(*(c.close() for c in connections))
-                raise outcome
-            found.append(connection if outcome is None else str(outcome))
-        return found
+        outcomes: dict[int, Connection | str] = {}
+
+        async def connect(number: int, server: McpServer) -> None:
+            connection = Connection(server)
+            try:
+                await connection.open()
+            except RolloutError as error:
+                outcomes[number] = str(error)
+            else:
+                outcomes[number] = connection
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for number, server in enumerate(self.servers):
+                    tasks.start_soon(connect, number, server)
+        except BaseException:
+            await _close_all(found for found in outcomes.values() if isinstance(found, Connection))
+            raise
+        return [outcomes[number] for number in range(len(self.servers))]
 
     async def _connection(self, server: _Server) -> Connection:
         """The live connection of a server; a new one if it died."""
@@ -235,6 +243,14 @@ class McpTools:
             if (config.allowed_tools is None or _matches(spec.name, config.allowed_tools))
             and not _matches(spec.name, config.denied_tools)
         ]
+
+
+async def _close_all(connections: Iterable[Connection]) -> None:
+    """All at once, whatever is cancelled meanwhile."""
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as tasks:
+            for connection in connections:
+                tasks.start_soon(connection.close)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

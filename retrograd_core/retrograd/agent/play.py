@@ -188,7 +188,7 @@ class Player:
             return None
         completion = await self.speaker.generate(
             GenerationRequest(
-                prompt=trajectory.tokens,
+                prompt=tuple(trajectory.tokens),
                 params=attrs.evolve(self.sampling, max_new_tokens=budget),
                 stop_ids=self.stop_ids,
                 stream=stream * STREAMS_PER_TRAJECTORY + played.turns,

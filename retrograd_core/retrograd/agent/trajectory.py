@@ -18,6 +18,9 @@ from retrograd_hookspecs import ChatFormat, Message, ParsedTurn, ToolCall
 CUT_MARK = "\n[cut here: the token budget of this conversation is nearly used up]"
 """Stands behind what is left of an observation that there was no room for."""
 
+MOST_CHARACTERS = 16
+"""Of an observation that is cut, no more characters are kept for each token that there is room for."""
+
 
 @attrs.define(eq=False)
 class Trajectory:
@@ -127,7 +130,8 @@ class Trajectory:
     ) -> tuple[tuple[Message, ...], Continuation] | None:
         """Observations cut at the greatest length at which they fit, and what they become."""
         best = None
-        low, high = 0, max(len(message.content) for message in observations)
+        longest = max(len(message.content) for message in observations)
+        low, high = 0, min(longest, MOST_CHARACTERS * most)
         while low < high:
             length = (low + high) // 2
             cut = tuple(_cut(message, length) for message in observations)

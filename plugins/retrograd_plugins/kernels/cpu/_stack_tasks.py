@@ -45,6 +45,7 @@ PATIENCE = 2000
 KEYS_TOGETHER = 8
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LOWEST = np.float32(-np.inf)
+NEGLIGIBLE = np.float32(1e-26)
 
 
 @njit(**SERIAL)
@@ -323,7 +324,8 @@ def _softmax(scores: Any, count: Any, scale: Any, softcap: Any) -> Any:
     highest = fill_lanes(max_lanes(highest))
     total, place = fill_lanes(ZERO), scores
     while place < end:
-        z = exp_lanes(lanes_at(place) - highest)
+        # Below 1e-26 of the largest a weight is 0: its products would be slow denormal numbers.
+        z = maximum(exp_lanes(lanes_at(place) - highest) - fill_lanes(NEGLIGIBLE), fill_lanes(ZERO))
         put_lanes(place, z)
         total = total + z
         place += LANE_BYTES

@@ -149,7 +149,7 @@ class Player:
                 await self._play(played, stream, session, world, grade_cut)
         except (RolloutError, TokenizerError, DataError) as error:
             if not deadline.cancel_called:
-                played.failed = str(error)
+                played.failed = str(error) or type(error).__name__
             else:  # what came of being cancelled
                 self._overrun(played)
         finally:

@@ -351,7 +351,8 @@ def test_arguments_that_are_wrong() -> None:
     assert len(long) < 400
     wanted = schema(properties={"a": {"type": "integer"}}, required=["a", "b"], additionalProperties=False)
     assert validate_arguments(wanted, {"a": "1", "c": 2}) == (
-        "the arguments of f are wrong: 'b' is a required property; Additional properties are not allowed ('c' was unexpected);"
+        "the arguments of f are wrong: 'b' is a required property;"
+        " Additional properties are not allowed ('c' was unexpected);"
         " a: '1' is not of type 'integer'"
     )
 

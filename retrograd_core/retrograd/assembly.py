@@ -151,11 +151,11 @@ def build_component(assembly: Assembly, registered: Registered, config: Any) -> 
         ) from error
 
 
-def assemble(document: Document, *, algorithm: bool = True, writes: Collection[str] = ()) -> Assembly:
+def assemble(document: Document, *, algorithm: bool = True, unread: Collection[str] = ()) -> Assembly:
     """Check a whole configuration and prepare its parts; nothing heavy is loaded yet.
 
     Without `algorithm` only what loads a model and an adapter is chosen: for commands that train nothing.
-    `writes` are keys of input files that the command makes: they need not be there.
+    `unread` are keys of input files that the command does not read: they need not be there.
 
     Raises:
         ConfigError: anything is wrong, with every problem found.
@@ -174,7 +174,7 @@ def assemble(document: Document, *, algorithm: bool = True, writes: Collection[s
         for item in chosen.values():
             if item.config is not None:
                 problems += check_component(item.component, item.table, item.config, config)
-    problems += file_problems(shared, _by_table(chosen), algorithm=algorithm, writes=writes)
+    problems += file_problems(shared, _by_table(chosen), algorithm=algorithm, unread=unread)
     config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
     session.call("retrograd_configure", config=config)
     return _parts(document, config, session, chosen)

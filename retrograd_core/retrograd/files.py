@@ -55,20 +55,20 @@ def file_problems(
     components: Mapping[str, Any],
     *,
     algorithm: bool,
-    writes: Collection[str] = (),
+    unread: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Input files that are missing, and outputs that cannot be written.
 
     Args:
         components: configuration object by table; None where its table is wrong.
         algorithm: False for a command that only loads a model: no data is read and nothing is written.
-        writes: keys of files that the command makes instead of reading them.
+        unread: keys of files that the command does not read.
     """
     inputs = dict(_model(shared))
     if algorithm:
         inputs.update(_inputs(shared, components))
     for key, path in inputs.items():
-        if not path.exists() and key not in writes:
+        if not path.exists() and key not in unread:
             yield _problem(shared.document, key, f"there is no file {path}", "check the path")
     if algorithm:
         yield from _output(shared, inputs)

@@ -178,13 +178,6 @@ def api_settings(document: Document, config: AgenticGRPOConfig) -> CollectApiCon
     return config.collect_api
 
 
-def without_model(document: Document) -> Document:
-    """The document of a command that loads no model: its file need not be there."""
-    values = dict(document.values)
-    values["model"] = {name: value for name, value in values.get("model", {}).items() if name != "path"}
-    return attrs.evolve(document, values=values)
-
-
 def roll_out(
     source: Source,
     scenarios: Sequence[Scenario],

@@ -133,13 +133,11 @@ def _check_usage(options: Options, **given: Any) -> None:
 def _document(document: Document, options: Options, adapter: Path | None) -> Document:
     from retrograd.answers import with_adapter
 
-    from ._collecting import without_model
-
     if options.seed is not None:
         document = document.with_value("agent.seed", options.seed, where="--seed")
     if adapter is not None:
         document = with_adapter(document, adapter)
-    return without_model(document) if options.api else document
+    return document
 
 
 def _check_outputs(options: Options, scenarios: Path) -> None:
@@ -186,7 +184,7 @@ def run_collection(document: Document, options: Options) -> Collection:
 
     from ._collecting import agent_config, decide, roll_out, scenarios_of
 
-    assembly = assemble(document)
+    assembly = assemble(document, unread=("model.path",) if options.api else ())
     config = agent_config(assembly, "collect")
     _check_outputs(options, config.scenarios)
     reporter = terminal_reporter(sys.stderr, "collecting")

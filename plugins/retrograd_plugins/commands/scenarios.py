@@ -56,10 +56,10 @@ def generate(config: Path, overrides: tuple[str, ...], dry_run: bool, force: boo
     from retrograd.assembly import assemble
     from retrograd.cli.document import open_document
 
-    from ._collecting import agent_config, without_model
+    from ._collecting import agent_config
 
-    document = without_model(open_document(config, overrides=overrides))
-    assembly = assemble(document, writes=("agent.scenarios",))
+    document = open_document(config, overrides=overrides)
+    assembly = assemble(document, unread=("model.path", "agent.scenarios"))
     agent = agent_config(assembly, "scenarios generate")
     settings = _settings(assembly, agent)
     if not dry_run:

@@ -77,11 +77,13 @@ def answer(
             emit(decoder.decode(bytes_behind(tokenizer, previous, [token])))
         previous = token
 
+    model, fast = services.get("model"), assembly.config.training.fast_sampling_context
     generator = Generator(
-        model=services.get("model"),
+        model=model,
         sampler=services.get("sampler"),
         ctx=services.get("architecture").context_length,
-        fast=assembly.config.training.fast_sampling_context,
+        kv_dtype=model.sampling_cache_dtype if fast else None,
+        fast=fast,
     )
     request = GenerationRequest(prompt=prompt, params=params, stop_ids=tokenizer.stop_ids)
     generator.generate([request], on_token)

@@ -197,15 +197,17 @@ class _Parts:
         from .engine.policy import Policy, generation_slots
 
         training = self._config.training
-        engine = services.get("engine")
+        engine, model = services.get("engine"), services.get("model")
+        fast = training.fast_sampling_context
         generator = Generator(
-            model=services.get("model"),
+            model=model,
             sampler=services.get("sampler"),
             ctx=training.ctx,
             slots=generation_slots(training.generation_concurrency),
             pass_tokens=training.generation_batch or 512,
-            fast=training.fast_sampling_context,
-            head_plan=None if training.fast_sampling_context else engine.settings.head_plan(),
+            kv_dtype=model.sampling_cache_dtype if fast else None,
+            fast=fast,
+            head_plan=None if fast else engine.settings.head_plan(),
         )
         return Policy(generator, slot_tokens=training.ctx)
 

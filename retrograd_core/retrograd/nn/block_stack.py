@@ -35,6 +35,11 @@ class FusedBlocks:
         self._made_of: list[Any] = []
         self._stack: BlockStack | None = None
 
+    @property
+    def served(self) -> bool:
+        """True if a kernel serves the op for this model."""
+        return self._decode is not None
+
     def forward(self, x: Any, batch: PassBatch, store: KeyValueStore) -> bool:
         """x (T, E) through all blocks, in place. False, with nothing done, where the op does not serve: no
         kernel has it, a run of the pass is not cached, or shapes do not suit the kernel."""

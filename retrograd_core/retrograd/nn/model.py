@@ -181,6 +181,12 @@ class CausalLM:
         self.head.few_rows = few
         self._few_rows = few
 
+    @property
+    def sampling_cache_dtype(self) -> np.dtype[Any] | None:
+        """Type of the cache of fast sampling: float16 where one call decodes all blocks, which reads it as it
+        is. None, the compute dtype, elsewhere: there a cache of float16 is widened anew with every token."""
+        return np.dtype(np.float16) if self._fused.served else None
+
     def weight_bytes(self) -> int:
         """Bytes of all tensors, as mapped."""
         return sum(info.bytes for info in self.file.tensors.values())

@@ -267,6 +267,7 @@ class AgenticGrpo(RolloutAlgorithm):
         if note:
             findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
         findings += self._stage.open(every)
+        findings += self._manifest()
         require_tasks(every, self._too_long)
         message = f"{len(self._scenarios)} scenarios"
         return [*findings, AuditFinding(level="ok", check="scenarios", message=message)]

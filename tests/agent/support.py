@@ -32,7 +32,7 @@ from retrograd_hookspecs import (
     hookimpl,
     key,
 )
-from tests.e2e.support import Workspace, _merged, write_jsonl
+from tests.e2e.support import Outcome, Workspace, _merged, retrograd, write_jsonl
 
 Turn = str | Sequence[int]
 """What the model writes: a text, which a stop token follows; or the exact token ids."""
@@ -295,6 +295,14 @@ class Agents(Workspace):
             },
         }
         return self.toml(name, **_merged(base, tables))
+
+    def train(self, path: Path, *arguments: object, code: int | None = 0) -> Outcome:
+        """`retrograd train`."""
+        return retrograd("train", path, *arguments, code=code)
+
+    def updates(self, name: str = "out/adapter.metrics.jsonl") -> list[dict[str, Any]]:
+        """Records of updates and their passes, without those of evaluations."""
+        return [record for record in self.metrics(name) if "train/update" in record]
 
 
 def _plain(turn: Turn) -> Any:

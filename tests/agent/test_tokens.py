@@ -26,7 +26,7 @@ from retrograd_hookspecs import ToolCall
 from retrograd_plugins.algorithms.agent_grpo import AgenticGrpo
 
 from .families import FAMILIES, names
-from .support import Agents, Turn, stop_token
+from .support import SMALL, Agents, Turn, stop_token
 
 EXACT = {"fast_sampling_context": False, "ctx": 3072}
 TRAJECTORIES = 3
@@ -200,3 +200,23 @@ def test_sliding_windows_and_sentence_pieces(tmp_path: Path, tiny_model: Callabl
     assert rehearsal.services.get("chat_format").name == "prompt"
     with closing(rehearsal.algorithm):
         check(rehearsal.play(), rehearsal)
+
+
+def test_the_seed_decides_every_draw(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
+    """Without a script; how many are in play, and in which update, decides nothing."""
+    agents = Agents(tmp_path, tiny_model(**SMALL))
+    limits = {"max_new_tokens_per_turn": 12, "max_turns": 2}
+
+    def once(at_once: int = 8, **agent: Any) -> list[list[int]]:
+        training = {"generation_concurrency": at_once}
+        path = agents.agent(agent=limits | agent, training=training)
+        services = services_of(path)
+        with closing(services.get("algorithm")) as algorithm:
+            algorithm.prepare()
+            played = Rehearsal(algorithm, services, []).play()
+            return [one.trajectory.tokens for one in played]
+
+    first = once()
+    assert len({tuple(tokens) for tokens in first}) == TRAJECTORIES
+    assert once() == once(at_once=1) == first
+    assert once(seed=43) != first

@@ -168,7 +168,8 @@ class HttpProvider:
 
 
 class Places:
-    """How many sessions may be open: halved when the server says that it is full.
+    """How many sessions may be open: halved when the server says that it is full, for it may have less room
+    than `limit` or be slow to end a session; one more each time that as many went well.
 
     Args:
         patience_secs: how long a full server is waited for while no session of this run is open.
@@ -176,6 +177,8 @@ class Places:
 
     def __init__(self, limit: int, *, patience_secs: float) -> None:
         self._limiter = anyio.CapacityLimiter(limit)
+        self._most = limit
+        self._went_well = 0
         self._patience_secs = patience_secs
         self._alone_since: float | None = None
         self._wait_secs = _SHORTEST_WAIT_SECS
@@ -195,6 +198,10 @@ class Places:
             self._limiter.release_on_behalf_of(holder)
             self._alone_since = None
             self._wait_secs = _SHORTEST_WAIT_SECS
+            self._went_well += 1
+            if self._went_well >= self.limit:
+                self._limiter.total_tokens = min(self.limit + 1, self._most)
+                self._went_well = 0
 
     async def refused(self, holder: object) -> None:
         """The server was full for `holder`: lower the limit, and wait for another place.
@@ -202,7 +209,8 @@ class Places:
         Raises:
             RolloutError: the server stays full although nobody of this run is there.
         """
-        self._limiter.total_tokens = max(1, int(self._limiter.total_tokens) // 2)
+        self._limiter.total_tokens = max(1, self.limit // 2)
+        self._went_well = 0
         others = self._limiter.borrowed_tokens - 1
         now = time.monotonic()
         if others > 0:

@@ -47,7 +47,7 @@ def evaluate(config: Path, overrides: tuple[str, ...], fixtures: Path, as_json: 
     from retrograd_plugins.judges._agreement import overall
     from retrograd_plugins.judges._fixtures import read_fixtures
 
-    assembly = assemble(open_document(config, overrides=overrides))
+    assembly = assemble(open_document(config, overrides=overrides), unread=("model.path",))
     groups = read_fixtures(fixtures)
     reports, spent = anyio.run(_run, judge_of(assembly), groups)
     total = overall(reports)

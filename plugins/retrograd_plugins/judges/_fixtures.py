@@ -6,20 +6,22 @@
      {"completion": "32", "label": 0.0}]}
 
 `opening` (messages) may stand for `prompt`, `messages` for `completion`; a group may have a `rubric`, a
-member a `final_state`. Labels are any finite numbers, of which only the order within a group counts.
+member a `final_state`, which alone stands for a trajectory too. Messages are those of chat JSONL, tool calls
+included, as `retrograd collect` writes them. Labels are any finite numbers, of which only the order within a
+group counts.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import attrs
 
 from retrograd.records import RecordError, kind_of, read_records
-from retrograd_hookspecs import ChatFormat, JudgeGroup, JudgeMember, Message
+from retrograd_hookspecs import ChatFormat, JudgeGroup, JudgeMember, Message, ToolCall
 from retrograd_plugins.chat_formats.prompt import PromptFormat
 from retrograd_plugins.datasets._conversation import parse_messages
 
@@ -74,8 +76,9 @@ def _member(value: Any, where: str) -> tuple[JudgeMember, float]:
     label = value.get("label")
     if isinstance(label, bool) or not isinstance(label, int | float):
         raise RecordError(f"must be a number, is {kind_of(label)}", key=f"{where}.label")
-    messages = _text_or_messages(value, "completion", "messages", "assistant", where)
     state = value.get("final_state")
+    stated = isinstance(state, str) and "completion" not in value and "messages" not in value
+    messages = () if stated else _text_or_messages(value, "completion", "messages", "assistant", where)
     if state is not None and not isinstance(state, str):
         raise RecordError(f"must be a string, is {kind_of(state)}", key=f"{where}.final_state")
     return JudgeMember(messages=messages, final_state=state), float(label)
@@ -95,13 +98,29 @@ def _text_or_messages(
         raise RecordError(f"must be an array of messages, is {kind_of(items)}", key=key)
     # A raw turn is shown as it stands; no model is there whose chat format could read it.
     raw = [isinstance(item, dict) and item.get("raw") is True for item in items]
-    plain = [_without(item, "raw") if is_raw else item for item, is_raw in zip(items, raw, strict=True)]
+    ours = ("raw", "token_ids")
+    plain = [_without(item, *ours) if is_raw else item for item, is_raw in zip(items, raw, strict=True)]
     messages = parse_messages(plain, key, cast(ChatFormat, PromptFormat()))
-    return tuple(attrs.evolve(m, raw=is_raw) for m, is_raw in zip(messages, raw, strict=True))
+    return tuple(_named(attrs.evolve(m, raw=is_raw) for m, is_raw in zip(messages, raw, strict=True)))
 
 
-def _without(item: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in item.items() if key != name}
+def _named(messages: Iterable[Message]) -> Iterator[Message]:
+    """Results with the name of the tool that gave them, bound by id or by order, as in a rollout."""
+    calls: list[ToolCall] = []
+    for message in messages:
+        if message.role == "assistant":
+            calls = list(message.tool_calls)
+        elif message.role == "tool" and not message.name:
+            wanted = message.tool_call_id
+            call = next((call for call in calls if not wanted or call.id == wanted), None)
+            if call is not None:
+                calls.remove(call)
+                message = attrs.evolve(message, name=call.name)
+        yield message
+
+
+def _without(item: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key not in names}
 
 
 def _string(value: Mapping[str, Any], name: str, where: str) -> str:

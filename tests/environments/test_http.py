@@ -321,15 +321,16 @@ def test_a_server_that_is_gone_at_the_end_is_left_in_peace(server: Worlds) -> No
     assert one_step(server).observation == "the sum is 1"
 
 
-def test_a_trajectory_that_is_given_up_closes_its_world(server: Worlds) -> None:
+@pytest.mark.parametrize("route", ["/reset", "/step"])
+def test_a_trajectory_that_is_given_up_closes_its_world(server: Worlds, route: str) -> None:
     def slow(content: Mapping[str, Any]) -> None:
-        time.sleep(0.5)
+        time.sleep(1.0)
 
-    server.faults["/step"] = slow
+    server.faults[route] = slow
 
     async def body(provider: HttpProvider) -> None:
-        with anyio.move_on_after(0.1):
-            world = await provider.acquire(TASK)
+        world = await provider.acquire(TASK)
+        with anyio.move_on_after(0.5) as scope:
             try:
                 await world.reset(TASK, 1)
                 await world.step("add", {"number": 1})
@@ -337,8 +338,10 @@ def test_a_trajectory_that_is_given_up_closes_its_world(server: Worlds) -> None:
                 with anyio.CancelScope(shield=True):
                     await world.close()
 
+        assert scope.cancelled_caught
+
     use(server, body, pool_size=1)
-    assert server.sums == {}
+    assert (server.sums, len(server.closed)) == ({}, 1)
 
 
 def test_a_server_that_is_not_there_or_speaks_something_else(server: Worlds) -> None:

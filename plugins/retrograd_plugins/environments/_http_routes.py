@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import anyio
 import attrs
 
 from retrograd.agent.scenarios import scenario_record
@@ -22,6 +24,8 @@ _LOST = frozenset({404, 410})
 _FULL = frozenset({429, 503})
 _REFUSED = frozenset({400, 409, 413, 422})
 """Statuses that say that the call was wrong, which the model is told."""
+_LATE_SECS = 10.0
+"""How long the answer to a reset is waited for once nobody wants it any more."""
 NO_REWARD = Score(kind="missing", explanation="the environment server gave no final reward")
 
 
@@ -35,6 +39,8 @@ class RoutesWorld:
     place: Callable[[], Awaitable[None]]
     release: Callable[[], None]
     _id: str = ""
+    _asking: asyncio.Task[Reply] | None = None
+    _answered: anyio.Event = attrs.field(factory=anyio.Event)
     _state: str | None = None
     _reward: float | None = None
     _rewarded: bool = False
@@ -44,17 +50,43 @@ class RoutesWorld:
     async def reset(self, scenario: Scenario, seed: int) -> str | None:
         """Start the episode."""
         request = {"scenario": scenario_record(scenario), "seed": seed}
-        while (reply := await self.client.post("/reset", request, repeat=True)).status in _FULL:
+        while (reply := await self._ask_for_world(request)).status in _FULL:
             await self.place()
         content = _object(reply, "POST /reset")
-        env_id = content.get("env_id")
-        if not isinstance(env_id, str | int) or isinstance(env_id, bool) or env_id == "":
+        self._take_id(content)
+        if not self._id:
             raise RolloutError(f"POST /reset: the answer has no env_id: {reply.shown()}")
-        self._id = str(env_id)
         observation = content.get("observation")
         if observation is None:
             return None
         return cap_text(text_of(observation)[0], self.max_result_bytes)
+
+    async def _ask_for_world(self, request: Mapping[str, Any]) -> Reply:
+        """Ask in a task of its own: if the trajectory is given up meanwhile, the answer is still needed, for
+        it names the session that has to be closed."""
+        self._asking = asyncio.create_task(self.client.post("/reset", request, repeat=True))
+        self._answered = anyio.Event()
+        self._asking.add_done_callback(lambda _: self._answered.set())
+        await self._answered.wait()
+        asked, self._asking = self._asking, None
+        return asked.result()
+
+    def _take_id(self, content: Any) -> None:
+        env_id = content.get("env_id") if isinstance(content, Mapping) else None
+        if isinstance(env_id, str | int) and not isinstance(env_id, bool):
+            self._id = str(env_id)
+
+    async def _late_id(self) -> None:
+        """The id of a session that was still being made when the trajectory was given up."""
+        asked, self._asking = self._asking, None
+        if asked is None:
+            return
+        with anyio.move_on_after(_LATE_SECS):
+            await self._answered.wait()
+        if not asked.done():
+            asked.cancel()
+        elif not asked.cancelled() and asked.exception() is None and asked.result().ok:
+            self._take_id(asked.result().json("POST /reset"))
 
     async def tools(self) -> Sequence[ToolSpec]:
         """The server's."""
@@ -99,6 +131,7 @@ class RoutesWorld:
             return
         self._closed = True
         try:
+            await self._late_id()
             if self._id:
                 await self.client.post("/close", {"env_id": self._id})
         except RolloutError:

@@ -1,8 +1,8 @@
 """Finds or starts a container engine, and makes the images of the tests in it.
 
-`start-engine.sh`, `make-image.sh` and `stop-engine.sh` do the work: they install Debian's Docker or Podman, start
-it without touching the host's network, and make images of the host's own packages, so that no registry is
-needed. They want root, and leave the engine running for the next session.
+`start-engine.sh`, `make-image.sh` and `stop-engine.sh` do the work: they install Debian's Docker or Podman,
+start it without touching the host's network, and make images of the host's own packages, so that no registry
+is needed. They want root, and leave the engine running for the next session.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def run(script: str, kind: Kind, state: Path, **variables: str) -> str:
     if ended.returncode:
         said = ended.stderr.strip()[-1500:]
         raise NoEngineError(
-            f"these tests need {kind}, and {script} failed: {said}\nRun them as root on Debian or Ubuntu, or start"
-            f" an engine by hand: ENGINE={kind} ENGINE_STATE=DIR bash tests/containers/start-engine.sh, then"
+            f"these tests need {kind}, and {script} failed: {said}\nRun them as root on Debian or Ubuntu. By"
+            f" hand: ENGINE={kind} ENGINE_STATE=DIR bash tests/containers/start-engine.sh, then"
             " ENGINE_STATE=DIR pytest …"
         )
     return ended.stdout

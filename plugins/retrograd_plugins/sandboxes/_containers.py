@@ -77,11 +77,7 @@ class Containers:
         self._path = await in_thread(image_path, self.engine, image)
         await in_thread(self._require_volume)
         findings.append(self._image_finding())
-        sandbox = await self.acquire()
-        try:
-            await self._try_out(sandbox)
-        finally:
-            await sandbox.close()
+        await self._try_out()
         await self._pool.fill(self.config.pool.min_idle)
         return findings
 
@@ -202,8 +198,20 @@ class Containers:
                 f" and fill it: it is mounted read-only at {self.config.cache_path}"
             )
 
-    async def _try_out(self, sandbox: Sandbox) -> None:
+    async def _try_out(self) -> None:
         """Raises: `RolloutError` if the image lacks what sandboxes need."""
+        container = await self._pool.acquire()
+        sandbox = ContainerSandbox(self, container)
+        try:
+            await self._use(sandbox)
+            await sandbox.clear()
+        except BaseException:
+            container.broken = True
+            await sandbox.close()
+            raise
+        self._pool.return_unused(container)
+
+    async def _use(self, sandbox: Sandbox) -> None:
         script = 'for c in "$@"; do command -v "$c" >/dev/null || echo "$c"; done; id -u'
         result = await sandbox.exec([SHELL, "-c", script, "sh", *_scripts.NEEDED])
         *missing, user = result.stdout.decode("utf-8", "replace").split() or [""]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,11 +17,17 @@ from retrograd_hookspecs import ExecResult, RolloutError
 from ._commands import KILLED, Capture
 from ._docker import Engine, EngineRefusedError, in_thread
 
+if TYPE_CHECKING:
+    import anyio
+
 KILL_ALL = "kill -KILL -1"
 """Kills every process of the same user but PID 1 and the shell itself, in one step: nothing can fork on."""
 KILL_SECS = 20.0
 """How long it may take until everything is killed."""
 POLL_SECS = 0.02
+WATCH_SECS = (0.3, 2.0)
+"""How long a command is silent before the engine is asked whether it has ended: at first, and at most."""
+GRACE_SECS = 0.1
 _HEADER = struct.Struct(">BxxxL")
 _CHUNK_BYTES = 1 << 18
 _STDOUT, _STDERR = 1, 2
@@ -85,7 +91,7 @@ async def run_exec(
         ended = False
         try:
             with anyio.move_on_after(timeout_secs):
-                await _exchange(stream, frames, stdin)
+                await _exchange(engine, stream, frames, stdin)
                 ended = True
         finally:
             if not ended:  # late, or cancelled
@@ -148,16 +154,38 @@ async def _start(engine: Engine, container: str, argv: Sequence[str], *, has_std
         raise
 
 
-async def _exchange(stream: ExecStream, frames: _Frames, stdin: bytes) -> None:
-    if not stdin:
-        await _receive(stream, frames)
-        return
+async def _exchange(engine: Engine, stream: ExecStream, frames: _Frames, stdin: bytes) -> None:
+    """Send input, and read output until the command has ended."""
     import anyio
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_send, stream, stdin)
+        if stdin:
+            tasks.start_soon(_send, stream, stdin)
+        tasks.start_soon(_watch, engine, stream, frames, tasks.cancel_scope)
         await _receive(stream, frames)
-        tasks.cancel_scope.cancel()  # the command ended without reading all of it
+        tasks.cancel_scope.cancel()  # the command may have ended without reading all of its input
+
+
+async def _watch(engine: Engine, stream: ExecStream, frames: _Frames, scope: anyio.CancelScope) -> None:
+    """End the exchange once the command has ended and no more comes.
+
+    Docker keeps the stream of a command that has left a child in the background for a second or two longer.
+    """
+    import anyio
+
+    wait, most = WATCH_SECS
+    while True:
+        before = frames.received
+        await anyio.sleep(wait)
+        if frames.received == before:
+            with engine.reporting("cannot look at a command"):
+                found = await in_thread(engine.api.exec_inspect, stream.id)
+            if not found.get("Running") and frames.received == before:
+                await anyio.sleep(GRACE_SECS)
+                if frames.received == before:
+                    scope.cancel()
+                    return
+            wait = min(2 * wait, most)
 
 
 async def _send(stream: ExecStream, data: bytes) -> None:
@@ -241,9 +269,11 @@ class _Frames:
         self._header = bytearray()
         self._left = 0
         self._target: Capture | None = None
+        self.received = 0
 
     def feed(self, data: bytes) -> None:
         """Take some bytes, which may begin and end anywhere."""
+        self.received += len(data)
         view = memoryview(data)
         while view:
             if not self._left:

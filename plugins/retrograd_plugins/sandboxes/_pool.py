@@ -102,6 +102,12 @@ class Pool(Generic[T]):
             with suppress(RolloutError):  # whoever needs one will be told
                 await self.fill(self._min_idle)
 
+    def return_unused(self, item: T) -> None:
+        """Give back one that is as it was when it was acquired: it stays, and the use does not count."""
+        lease = self._leased.pop(id(item))
+        lease.uses -= 1
+        self._give(lease)
+
     async def fill(self, count: int) -> None:
         """Make members until `count` are idle or no place is left. Raises: `RolloutError`."""
         import anyio

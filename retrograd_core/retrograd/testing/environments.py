@@ -1,5 +1,5 @@
-"""Contract of an environment: `check_environment(make, scenario, actions)` raises `AssertionError` where it is
-broken."""
+"""Contract of an environment: `check_environment(make, scenario, actions)` raises `AssertionError` where it
+is broken."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ async def check_environment(
 ) -> Episode:
     """Check what every environment promises, with the scenario and actions in it; what was seen.
 
-    The same actions are shown the same things, byte for byte, in one world after the other and in two at once,
-    and nothing of the host; `same_state` says that this holds for the final state too. A world is closed twice,
-    and at every stage: before `reset`, after it, in the midst of it. A provider can be prepared for no
-    scenarios.
+    The same actions are shown the same things, byte for byte, in one world after the other and in two at
+    once, and nothing of the host; `same_state` says that this holds for the final state too. A world is
+    closed twice, and at every stage: before `reset`, after it, in the midst of it. A provider can be prepared
+    for no scenarios.
 
     Args:
         actions: names of tools and arguments; they may fail, and end where an episode is done.
@@ -60,8 +60,7 @@ async def check_environment(
         json.dumps(dict(provider.signature()))
         await provider.warm_up(2)
         first = await play(provider, scenario, actions)
-        episodes = [first, await play(provider, scenario, actions), *await _at_once(provider, scenario, actions)]
-        for other in episodes[1:]:
+        for other in await _at_once(provider, scenario, actions):
             _compare(first, other, same_state=same_state)
         _check_catalogue(provider, first)
         await _check_closing(provider, scenario)
@@ -96,9 +95,7 @@ async def play(provider: EnvironmentProvider, scenario: Scenario, actions: Seque
     finally:
         await world.close()
         await world.close()
-    return Episode(
-        opening=opening, tools=tools, observations=tuple(observations), score=score, state=state
-    )
+    return Episode(opening=opening, tools=tools, observations=tuple(observations), score=score, state=state)
 
 
 def check_score(score: Score) -> None:
@@ -136,7 +133,7 @@ async def _check_closing(provider: EnvironmentProvider, scenario: Scenario) -> N
     world = await provider.acquire(scenario)
     await world.reset(scenario, SEED)
     await world.close()
-    for seconds in (0.0, 0.001, 0.01, 0.05, 0.2):
+    for seconds in (0.0, 0.02, 0.3):
         worlds: list[Environment] = []
         with anyio.move_on_after(seconds):
             worlds.append(await provider.acquire(scenario))
@@ -187,4 +184,5 @@ def _compare(first: Episode, other: Episode, *, same_state: bool) -> None:
         assert one == two, f"action {number}: the observation differs: {one!r}, {two!r}"
     scores = [(episode.score.kind, episode.score.value) for episode in (first, other)]
     assert scores[0] == scores[1], f"the scores differ: {scores}"
-    assert not same_state or first.state == other.state, f"the state differs: {first.state!r}, {other.state!r}"
+    states = [episode.state for episode in (first, other)]
+    assert not same_state or states[0] == states[1], f"the state differs: {states}"

@@ -109,7 +109,8 @@ def test_a_hundred_megabytes_of_output_are_counted(docker: Counter) -> None:
 def test_a_cleared_container_keeps_nothing(docker: Counter) -> None:
     traces = """
 mkdir -p /work/a/b /tmp/c; touch /work/.hidden /work/..x "/work/ spaced" /dev/shm/s /work/-rf; ln -s / /work/l
-chmod 0 /work/a /work/.hidden; chmod 0 /tmp; (trap '' TERM; sleep 100) & setsid sleep 100 & sleep 0.1; chmod 0 /work
+chmod 0 /work/a /work/.hidden; chmod 0 /tmp; (trap '' TERM; sleep 100) & setsid sleep 100 & sleep 0.1
+chmod 0 /work
 """
 
     async def use(provider: Containers) -> None:
@@ -118,9 +119,9 @@ chmod 0 /work/a /work/.hidden; chmod 0 /tmp; (trap '' TERM; sleep 100) & setsid 
             sandbox = await provider.acquire()
             names.append(sandbox.name)  # type: ignore[attr-defined]
             seen = await sandbox.exec(
-                ["sh", "-c", "ls -A /work /tmp /dev/shm; stat -c %a /work /tmp; ps | grep -c '[s]leep'"]
+                ["sh", "-c", "ls -A /work /tmp /dev/shm; stat -c %a /work /tmp; ps | grep -c '[s]leep [13]'"]
             )
-            assert seen.stdout == b"/dev/shm:\n\n/tmp:\n\n/work:\n1777\n1777\n1\n", seen
+            assert seen.stdout == b"/dev/shm:\n\n/tmp:\n\n/work:\n1777\n1777\n2\n", seen
             await sandbox.exec(["sh", "-c", traces])
             await sandbox.close()
         assert names[0] == names[1] != names[2], "two leases a container"
@@ -155,7 +156,8 @@ def test_descriptors_do_not_add_up(docker: Counter) -> None:
                 await sandbox.exec(["cat"], stdin=b"x")
             return len(os.listdir("/dev/fd"))
 
-        assert await some(3) == await some(10)
+        before = await some(5)
+        assert await some(10) <= before
 
     used(containers(), use)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.e2e.support import Outcome, finish_process, retrograd, start_process, wait_for
@@ -421,6 +422,19 @@ def test_an_adapter_and_another_model_generate(
     other = sampled(agents, "c.jsonl", "--k", 4, "--model", tiny_model(**SMALL, seed=5))
     assert plain != tuned
     assert plain != other
+
+
+def test_the_page_names_every_option_and_reason(repo_root: Path) -> None:
+    page = (repo_root / "docs" / "collecting.md").read_text()
+    from retrograd_plugins.commands.collect import collect as command
+
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                assert f"`{option}" in page, option
+    reasons = {"failed", "malformed call", "truncated: …", "empty turn", "turn without a call", "unscored"}
+    for reason in reasons | {"not solved", "unverified", "judge failed", "duplicate", "not among the best"}:
+        assert f"`{reason}`" in page, reason
 
 
 # Pairs

@@ -12,11 +12,16 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @attrs.frozen(kw_only=True)
 class ToolCall:
-    """A call as the model made it. `arguments` is the parsed JSON object."""
+    """A call as the model made it. `arguments` is the parsed JSON object.
+
+    `texts` holds the text of arguments whose chat format writes no types, so that `5` may be a number or a
+    text: a tool gets the text where its schema allows no other reading.
+    """
 
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
+    texts: Mapping[str, str] = attrs.field(factory=dict, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -15,11 +15,12 @@ import anyio.lowlevel
 import pytest
 
 from retrograd.agent import world as world_module
-from retrograd.agent.arguments import check_schema, validate_arguments
+from retrograd.agent.arguments import check_schema, fitted, validate_arguments
 from retrograd.agent.play import Played
 from retrograd.agent.stage import Part
 from retrograd.interrupts import StopRequestedError
 from retrograd_hookspecs import ConfigError, RolloutError, Score, StepResult, ToolSpec
+from retrograd_plugins.chat_formats.qwen3_coder import Qwen3CoderFormat
 
 from .stand_ins import SCENARIO, Echoes, Speaker, parts, play, play_one, spec, stage_of
 from .support import call
@@ -355,6 +356,28 @@ def test_arguments_that_are_wrong() -> None:
         " Additional properties are not allowed ('c' was unexpected);"
         " a: '1' is not of type 'integer'"
     )
+
+
+def test_a_format_without_types_leaves_the_reading_to_the_schema() -> None:
+    texts = {"a": "007.0", "b": '{"x":  1}', "c": "5", "d": "True", "e": "2"}
+    written = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
+    [read] = (
+        Qwen3CoderFormat().parse(f"<tool_call>\n<function=f>\n{written}</function>\n</tool_call>").tool_calls
+    )
+    assert dict(read.arguments) == {"a": "007.0", "b": {"x": 1}, "c": 5, "d": True, "e": 2}
+    text = {"type": "string"}
+    wanted = schema(
+        properties={
+            **dict.fromkeys("ab", text),
+            "c": {"type": ["string", "null"]},
+            "d": {"$ref": "#/$defs/text"},
+            "e": {},
+        },
+        **{"$defs": {"text": text}},
+    )
+    assert dict(fitted(wanted, read)) == {**texts, "e": 2}
+    assert fitted(schema(properties={"c": {"type": "integer"}}), read)["c"] == 5
+    assert fitted(schema(properties={"c": {"type": "array"}}), read)["c"] == 5
 
 
 def test_a_world_whose_schema_is_wrong_fails_its_setup(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@
 
 A value carries no type. One that is JSON other than a text is read as that (`5`, `true`, `[1]`), and so are
 Python's `True`, `False`, `None`, which the model's template writes; everything else is text. A text that
-looks like JSON (`"5"`) can therefore not be written: the tool's schema has to turn the number back.
+looks like JSON (`"5"`) can therefore not be told from a number; `ToolCall.texts` keeps it as it was written,
+for tools whose schema asks for a text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import attrs
 
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
@@ -54,18 +57,21 @@ def _read(text: str, marker: re.Match[str]) -> Block:
             raise CallError("after <tool_call> comes <function=NAME>")
         end = function.end()
         arguments: dict[str, Any] = {}
+        texts: dict[str, str] = {}
         while parameter := _PARAMETER.match(text, end):
             key, value = parameter.groups()
             if key in arguments:
                 raise CallError(f"the parameter {key!r} is given twice")
             arguments[key] = _value(value)
+            if not isinstance(arguments[key], str):
+                texts[key] = value
             end = parameter.end()
         for tag in ("</function>", "</tool_call>") if wrapped else ("</function>",):
             end = skip_spaces(text, end)
             if not text.startswith(tag, end):
                 raise CallError(f"the call of {function.group(1)!r} has no {tag} where it should end")
             end += len(tag)
-        return Block([make_call(function.group(1), arguments)], end)
+        return Block([attrs.evolve(make_call(function.group(1), arguments), texts=texts)], end)
     except CallError as error:
         close = "</tool_call>" if wrapped else "</function>"
         closed = text.find(close, start)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from retrograd_hookspecs import RolloutError, ToolSpec
+from retrograd_hookspecs import RolloutError, ToolCall, ToolSpec
 
 MOST_SHOWN = 3
 """Problems that one message tells the model."""
@@ -24,6 +24,28 @@ def check_schema(spec: ToolSpec) -> None:
         place = ".".join(str(part) for part in error.absolute_path)
         shown = f"{place}: {error.message}" if place else error.message
         raise RolloutError(f"the tool {spec.name!r} has an input schema that is wrong: {shown}") from error
+
+
+def fitted(spec: ToolSpec, call: ToolCall) -> Mapping[str, Any]:
+    """The arguments of a call, in the reading that the schema asks for.
+
+    Only a chat format that writes no types leaves a choice: `ToolCall.texts`.
+    """
+    properties = spec.input_schema.get("properties", {})
+    found = dict(call.arguments)
+    for name, text in call.texts.items():
+        if name in properties and not _fits(spec, name, found[name]) and _fits(spec, name, text):
+            found[name] = text
+    return found
+
+
+def _fits(spec: ToolSpec, name: str, value: Any) -> bool:
+    schema = {key: item for key, item in spec.input_schema.items() if key in ("$defs", "definitions")}
+    schema["properties"] = {name: spec.input_schema["properties"][name]}
+    return (
+        validate_arguments(ToolSpec(name=spec.name, description="", input_schema=schema), {name: value})
+        is None
+    )
 
 
 def validate_arguments(spec: ToolSpec, arguments: Mapping[str, Any]) -> str | None:

@@ -271,7 +271,7 @@ class Player:
             return [Message(role="user", content=text)], False, False
         observations: list[Message] = []
         valid = False
-        for call in parsed.tool_calls:
+        for call in map(belt.fitted, parsed.tool_calls):
             played.calls += 1
             problem = belt.problem(call)
             if problem is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from retrograd.conversation import Continuation, Conversation, ConversationEncoder
 from retrograd.engine import Completion
-from retrograd_hookspecs import ChatFormat, Message, ParsedTurn, ToolCall
+from retrograd_hookspecs import ChatFormat, Message, ParsedTurn
 
 CUT_MARK = "\n[cut here: the token budget of this conversation is nearly used up]"
 """Stands behind what is left of an observation that there was no room for."""
@@ -64,10 +64,7 @@ class Trajectory:
         self._text += text
         parsed = self.chat_format.parse(text)
         count = sum(len(message.tool_calls) for message in self.messages)
-        calls = tuple(
-            ToolCall(name=call.name, arguments=call.arguments, id=call_id(count + n))
-            for n, call in enumerate(parsed.tool_calls)
-        )
+        calls = tuple(attrs.evolve(call, id=call_id(count + n)) for n, call in enumerate(parsed.tool_calls))
         message = Message(
             role="assistant",
             content=text,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import anyio
+import attrs
 
 from retrograd.tool_prompt import openai_tool
 from retrograd_hookspecs import (
@@ -22,7 +23,7 @@ from retrograd_hookspecs import (
     ToolSpec,
 )
 
-from .arguments import check_schema, validate_arguments
+from .arguments import check_schema, fitted, validate_arguments
 
 CLOSE_SECONDS = 60.0
 """How long a world may take to close, also where the run was asked to stop."""
@@ -131,6 +132,11 @@ class Belt:
     def catalogue(self) -> tuple[Mapping[str, Any], ...]:
         """In OpenAI's function shape."""
         return tuple(openai_tool(s.name, s.description, s.input_schema) for s in self._specs.values())
+
+    def fitted(self, call: ToolCall) -> ToolCall:
+        """The call with its arguments read as the tool's schema asks for."""
+        spec = self._specs.get(call.name)
+        return call if spec is None else attrs.evolve(call, arguments=fitted(spec, call))
 
     def problem(self, call: ToolCall) -> str | None:
         """Why a call cannot be run, for the model; None if it can."""

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from retrograd_plugins.algorithms.grpo import GRPOConfig
     from retrograd_plugins.algorithms.ppo import PPOConfig
     from retrograd_plugins.algorithms.sft import SftConfig
+    from retrograd_plugins.environments.container import ContainerEnvironment
+    from retrograd_plugins.environments.local import LocalEnvironment
     from retrograd_plugins.judges.command import CommandJudge
     from retrograd_plugins.judges.ruler import RulerJudge
     from retrograd_plugins.trainables.lora import LoraConfig
 
     from .agent.mcp import McpServer
+    from .agent.tools import Tools
     from .batch_training import AnswerGroup
     from .config import EvaluationConfig, TrainingConfig
     from .errors import ConfigError, DataError, RetrogradError
@@ -47,6 +50,9 @@ _EXPORTS = {
     "SftConfig": "retrograd_plugins.algorithms.sft",
     "Trainer": "retrograd.trainer",
     "TrainingConfig": "retrograd.config",
+    "ContainerEnvironment": "retrograd_plugins.environments.container",
+    "LocalEnvironment": "retrograd_plugins.environments.local",
+    "Tools": "retrograd.agent.tools",
 }
 """The facade: the one place in the core that names plugin modules."""
 
@@ -55,10 +61,12 @@ __all__ = [
     "AnswerGroup",
     "CommandJudge",
     "ConfigError",
+    "ContainerEnvironment",
     "CriticConfig",
     "DataError",
     "EvaluationConfig",
     "GRPOConfig",
+    "LocalEnvironment",
     "LoraConfig",
     "McpServer",
     "PPOConfig",
@@ -68,6 +76,7 @@ __all__ = [
     "SamplingConfig",
     "Scenario",
     "SftConfig",
+    "Tools",
     "Trainer",
     "TrainingConfig",
 ]

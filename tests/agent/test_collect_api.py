@@ -133,6 +133,8 @@ def test_traces_of_a_hosted_model(agents: Agents, server: JudgeServer) -> None:
     assert [tool["function"]["name"] for tool in first["tools"]] == [tool.name for tool in TOOLS]
     assert report(agents)["model"] == "big"
     assert "0 of them raw" in outcome.out
+    assert "spent: requests 12," in outcome.err
+    assert "prompt_tokens 108, completion_tokens 48" in outcome.err
 
 
 def test_what_is_sent(agents: Agents, server: JudgeServer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,15 +160,20 @@ def _check_outputs(options: Options, scenarios: Path) -> None:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Collection:
-    """What came out. `scenarios` were to be played; `collected` holds those that were played to the end."""
+    """What came out. `scenarios` were to be played; `collected` holds those that were played to the end;
+    `spent` counts requests to an endpoint and its tokens."""
 
     options: Options
     scenarios: int
     collected: Collected
     written: Written
+    spent: Mapping[str, float]
 
     def conclude(self) -> int:
         """Say it; the exit code."""
+        if self.spent:
+            counts = (f"{name} {value:g}" for name, value in self.spent.items())
+            click.echo("spent: " + ", ".join(counts), err=True)
         return _conclude(self.collected, self.written, self.options, self.scenarios)
 
 
@@ -200,10 +205,12 @@ def run_collection(document: Document, options: Options) -> Collection:
             collected = roll_out(source, scenarios, options.k, interrupt, reporter)
             decide(collected.groups, rules)
             written = _write(collected.groups, source, options)
+            spent = dict(source.model.counts) if source.model is not None else {}
     finally:
         reporter.close()
-    _write_report(assembly, collected, written, options, rules, len(scenarios))
-    return Collection(options=options, scenarios=len(scenarios), collected=collected, written=written)
+    count = len(scenarios)
+    _write_report(assembly, collected, written, options, rules, count)
+    return Collection(options=options, scenarios=count, collected=collected, written=written, spent=spent)
 
 
 def _rules(options: Options) -> Rules:

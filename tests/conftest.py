@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 import pytest
+from hypothesis import settings
 
 from retrograd.testing.models import TinyModel, write_tiny_model
 from tests.contrib import CONTRIB, pip_install
@@ -29,6 +30,10 @@ GEMMA3_LOCATOR = "pypi:" + "+".join(
     f"gemma-3-270m-q4_k_m.gguf.part0{part - 1}"
     for part in range(1, 5)
 )
+
+# A deadline of Hypothesis measures the machine's load, not the code.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -141,3 +142,16 @@ def test_intermediate_returns_without_steps_or_tokens() -> None:
     assert intermediate_returns([0.1], np.array([9]), np.array([1, 2, 3])).tolist() == [0.0] * 3
     with pytest.raises(TrainingError, match="2 step rewards have 1 starts"):
         intermediate_returns([1.0, 2.0], np.array([1]), np.array([1]))
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_large_rewards_keep_their_differences(baseline: Literal["mean", "leave_one_out"]) -> None:
+    advantages = group_advantages([1.5e308, 1.5e308, 1.5e308], baseline)
+    assert advantages.tolist() == [0.0, 0.0, 0.0]
+    scale = 1.0 if baseline == "mean" else 2.0
+    assert group_advantages([1e12, 1e12 + 1.0], baseline) == pytest.approx([-0.5 * scale, 0.5 * scale])
+
+
+def test_rewards_too_far_apart() -> None:
+    with pytest.raises(TrainingError, match=r"reach from -1e\+308 to 1e\+308"):
+        group_advantages([1e308, -1e308])

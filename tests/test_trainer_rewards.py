@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrograd import (
@@ -129,12 +130,76 @@ def test_a_batch_without_spread_changes_nothing(trainer: Trainer, tmp_path: Path
         (AnswerGroup(prompt="a", answers=("b",), rewards=(1.0,)), "two answers or more"),
         (AnswerGroup(prompt="a", answers=("b", "c"), rewards=(1.0,)), "2 answers and 1 rewards"),
         (AnswerGroup(prompt="a", answers=("b", "c"), rewards=(1.0, float("nan"))), "not finite"),
+        (AnswerGroup(prompt="a", answers=("b", "c"), rewards=(1.0, None)), "reward of answer 1 .* None"),  # type: ignore[arg-type]
+        (AnswerGroup(prompt="a", answers=("b", "c"), rewards=("1", "0")), "must be a number, is '1'"),  # type: ignore[arg-type]
         (AnswerGroup(prompt="a", answers=("b" * 500, "c"), rewards=(1.0, 0.0)), "exceed training.ctx"),
+        (AnswerGroup(prompt="a", answers=(None, "c"), rewards=(1.0, 0.0)), "answer 0 must be a text"),  # type: ignore[arg-type]
+        (AnswerGroup(prompt="a", answers="bc", rewards=(1.0, 0.0)), "is one text"),
+        (AnswerGroup(prompt=[], answers=("b", "c"), rewards=(1.0, 0.0)), "there are no messages"),
+        (
+            AnswerGroup(
+                prompt=[{"role": "narrator", "content": "a"}], answers=("b", "c"), rewards=(1.0, 0.0)
+            ),
+            r"groups\[0\]\.prompt\[0\]: the role is 'narrator'",
+        ),
+        (
+            AnswerGroup(prompt=[{"role": "user", "text": "a"}], answers=("b", "c"), rewards=(1.0, 0.0)),
+            "unknown key 'text'",
+        ),
+        (
+            AnswerGroup(
+                prompt=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                answers=("b", "c"),
+                rewards=(1.0, 0.0),
+            ),
+            "ends on a message of role assistant",
+        ),
+        ({"prompt": "a", "answers": ["b", "c"], "rewards": [1, 0]}, "expected a retrograd.AnswerGroup"),
     ],
 )
 def test_bad_batches_are_refused(trainer: Trainer, group: AnswerGroup, message: str) -> None:
     with pytest.raises(DataError, match=message):
         trainer.train_grpo_batch([group], max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: must be an integer of at least 1, got 0"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens: .* got 1.5"),
+        ({"epochs": 0}, "epochs: must be an integer of at least 1, got 0"),
+        ({"clip_range_low": -1.0}, "clip_range_low: must be above 0"),
+        ({"clip_range_high": 0.1}, "clip_range_high: must be finite and at least clip_range_low = 0.2"),
+        ({"baseline": "median"}, 'baseline: must be "mean" or "leave_one_out"'),
+        ({"importance_sampling_level": "seq"}, 'must be "token" or "sequence"'),
+    ],
+)
+def test_bad_settings_of_a_batch_are_refused(trainer: Trainer, keys: dict[str, Any], message: str) -> None:
+    group = AnswerGroup(prompt="a", answers=("b", "c"), rewards=(1.0, 0.0))
+    with pytest.raises(ConfigError, match=message):
+        trainer.train_grpo_batch([group], **{"max_new_tokens": 8, **keys})
+
+
+def test_groups_may_be_a_generator_and_rewards_an_array(trainer: Trainer) -> None:
+    group = AnswerGroup(prompt="a", answers=("b", "c"), rewards=np.array([True, False]))  # type: ignore[arg-type]
+    metrics = trainer.train_grpo_batch((g for g in [group]), max_new_tokens=8)  # type: ignore[arg-type]
+    assert metrics["reward/mean"] == 0.5
+
+
+@pytest.mark.parametrize("config", [{"prompts": []}, LoraConfig(rank=2), GRPOConfig, None])
+def test_another_configuration_is_named(trainer: Trainer, config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"Trainer: grpo: expected a GRPOConfig\(…\), got"):
+        trainer.fit_grpo(config)
+
+
+def test_records_that_are_no_json(trainer: Trainer) -> None:
+    with pytest.raises(DataError, match=r"prompts\[0\]: is not JSON: .*set"):
+        trainer.fit_grpo(grpo(prompts=[{**PROMPTS[0], "tags": {"a"}}]))
+
+
+def test_messages_of_a_chat_are_checked(trainer: Trainer) -> None:
+    with pytest.raises(DataError, match=r"messages\[0\]: the content must be a string, is 5"):
+        trainer.chat([{"role": "user", "content": 5}])
 
 
 def test_mistakes_are_those_of_the_toml(trainer: Trainer) -> None:

@@ -16,6 +16,9 @@ from retrograd_hookspecs import TrainingError
 Array = npt.NDArray[np.float64]
 Numbers = npt.ArrayLike
 
+_LARGEST = 1e38
+"""Losses are computed in float32, whose largest number is 3.4e38."""
+
 _EPSILON = 1e-8
 """Added to a standard deviation before dividing by it."""
 
@@ -29,7 +32,8 @@ def group_advantages(
     independent of the answer's own reward. Nothing is divided by a standard deviation. Equal rewards give
     exact zeros.
 
-    Raises: `TrainingError` for a reward that is not finite, an empty group, or "leave_one_out" of one.
+    Raises: `TrainingError` for a reward that is not finite, an empty group, "leave_one_out" of one, or
+    rewards so far apart that their differences are no float32.
 
     Sources: Liu et al. 2025, Understanding R1-Zero-Like Training, section 3.2 (Dr. GRPO); Kool et al. 2019,
     Buy 4 REINFORCE Samples, Get a Baseline for Free!; Ahmadian et al. 2024, Back to Basics (RLOO).
@@ -37,7 +41,15 @@ def group_advantages(
     values = _finite(rewards, "rewards")
     if values.size == 0:
         raise TrainingError("advantages: a group holds no rewards")
-    centred = np.zeros_like(values) if np.all(values == values[0]) else values - values.mean()
+    lowest, highest = float(values.min()), float(values.max())
+    if highest / 2 - lowest / 2 > _LARGEST / 2:
+        raise TrainingError(
+            f"advantages: the rewards of a group reach from {lowest:g} to {highest:g}; a difference above"
+            f" {_LARGEST:g} cannot be trained on"
+        )
+    # Centred on one of them first: the sum of large rewards would overflow or lose their differences.
+    offset = values - values[0]
+    centred = offset - offset.mean() if lowest < highest else np.zeros_like(values)
     if baseline == "mean":
         return centred
     if values.size < 2:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import attrs
 import numpy as np
 
-from retrograd_hookspecs import DataError, Message, PolicyObjective, Problem, Rollout, Score
+from retrograd_hookspecs import ConfigError, DataError, Message, PolicyObjective, Problem, Rollout, Score
 
 from .advantages import group_advantages
 from .answers import encoder_of
 from .assembly import Assembly
 from .conversation import Conversation, ConversationEncoder
+from .given_messages import given_messages
 from .policy_losses import policy_means
 from .policy_update import PolicyBatch, train_epoch
 from .update import Updater
@@ -31,11 +33,9 @@ class AnswerGroup:
     answers: Sequence[str]
     rewards: Sequence[float]
 
-    def messages(self) -> tuple[Message, ...]:
-        """The prompt as messages."""
-        if isinstance(self.prompt, str):
-            return (Message(role="user", content=self.prompt),)
-        return tuple(Message(**message) for message in self.prompt)
+    def messages(self, where: str = "prompt") -> tuple[Message, ...]:
+        """The prompt as messages. Raises `DataError` that begins with `where`."""
+        return given_messages(self.prompt, where)
 
 
 class BatchTraining:
@@ -68,6 +68,8 @@ class BatchTraining:
         baseline: Literal["mean", "leave_one_out"],
     ) -> dict[str, float]:
         """See `Trainer.train_grpo_batch`."""
+        groups = list(groups)
+        _check_settings(max_new_tokens=max_new_tokens, objective=objective, epochs=epochs, baseline=baseline)
         _check(groups)
         rollouts: list[list[Rollout]] = []
         for number, group in enumerate(groups):
@@ -100,7 +102,8 @@ class BatchTraining:
         return metrics
 
     def _rollouts(self, number: int, group: AnswerGroup, advantages: Any) -> list[Rollout]:
-        prompt = self._encoder.prompt(Conversation(messages=group.messages()))
+        messages = group.messages(f"groups[{number}].prompt")
+        prompt = self._encoder.prompt(Conversation(messages=messages))
         stop = self._tokenizer.eos_id if self._tokenizer.eos_id is not None else min(self._tokenizer.stop_ids)
         stops = [i for i in self._encoder.pieces.stop_texts.values() if i == stop] or [
             *self._encoder.pieces.stop_texts.values()
@@ -131,17 +134,51 @@ class BatchTraining:
         return rollouts
 
 
+def _check_settings(*, max_new_tokens: int, objective: PolicyObjective, epochs: int, baseline: str) -> None:
+    """What the TOML's keys of the same names may be. Raises: `ConfigError` with every mistake."""
+    wrong: dict[str, str] = {}
+    for name, count in (("max_new_tokens", max_new_tokens), ("epochs", epochs)):
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+            wrong[name] = f"must be an integer of at least 1, got {count!r}"
+    low, high = objective.clip_low, objective.clip_high
+    if not 0.0 < low < 1.0:
+        wrong["clip_range_low"] = f"must be above 0 and below 1, got {low!r}"
+    elif not low <= high < float("inf"):
+        wrong["clip_range_high"] = f"must be finite and at least clip_range_low = {low:g}, got {high!r}"
+    if baseline not in ("mean", "leave_one_out"):
+        wrong["baseline"] = f'must be "mean" or "leave_one_out", got {baseline!r}'
+    if objective.level not in ("token", "sequence"):
+        wrong["importance_sampling_level"] = f'must be "token" or "sequence", got {objective.level!r}'
+    if wrong:
+        raise ConfigError(
+            Problem(where="train_grpo_batch", key=key, message=message) for key, message in wrong.items()
+        )
+
+
 def _check(groups: Sequence[AnswerGroup]) -> None:
     if not groups:
         raise _refused(0, "there are no groups")
     for number, group in enumerate(groups):
+        if not isinstance(group, AnswerGroup):
+            raise _refused(number, f"expected a retrograd.AnswerGroup, got {type(group).__name__}")
+        group.messages(f"groups[{number}].prompt")
+        if isinstance(group.answers, str):
+            raise _refused(number, "answers must be a sequence of texts, is one text")
         if len(group.answers) != len(group.rewards):
             raise _refused(number, f"{len(group.answers)} answers and {len(group.rewards)} rewards")
         if len(group.answers) < 2:
             raise _refused(number, "a group needs two answers or more to be compared")
-        bad = [reward for reward in group.rewards if not np.isfinite(reward)]
-        if bad:
-            raise _refused(number, f"the reward {bad[0]} is not finite")
+        for member, (answer, reward) in enumerate(zip(group.answers, group.rewards, strict=True)):
+            if not isinstance(answer, str):
+                raise _refused(number, f"answer {member} must be a text, is {answer!r}")
+            if not isinstance(reward, Real | np.bool_):
+                raise _refused(
+                    number,
+                    f"the reward of answer {member} must be a number, is {reward!r}: leave answers without a"
+                    " reward out",
+                )
+            if not np.isfinite(reward):
+                raise _refused(number, f"the reward {reward} of answer {member} is not finite")
 
 
 def _refused(number: int, message: str) -> DataError:

@@ -26,7 +26,7 @@ import numpy as np
 from retrograd_hookspecs import (
     ComponentTable,
     ConfigError,
-    Message,
+    DataError,
     PolicyObjective,
     Problem,
     RetrogradError,
@@ -253,10 +253,12 @@ class Trainer:
         **sampling: Any,
     ) -> str:
         """The model's next turn. `messages`: fields of `retrograd_hookspecs.Message` (`role`, `content`), or
-        one user message as text. `sampling`: fields of `retrograd_hookspecs.SamplingParams`."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
+        one user message as text. `sampling`: fields of `retrograd_hookspecs.SamplingParams`.
+
+        Raises: `DataError` for messages that cannot be read or that do not wait for an answer.
+        """
         from .conversation import Conversation, ConversationEncoder
+        from .given_messages import given_messages
 
         encoder = ConversationEncoder(
             self._service("tokenizer"),
@@ -264,7 +266,7 @@ class Trainer:
             self._service("chat_format"),
             template_variables,
         )
-        conversation = Conversation(messages=tuple(Message(**message) for message in messages))
+        conversation = Conversation(messages=given_messages(messages, "messages"))
         return self._continue(encoder.prompt(conversation), sampling)
 
     def _continue(self, prompt: list[int], sampling: Mapping[str, Any]) -> str:
@@ -281,6 +283,7 @@ class Trainer:
         section: str = "",
     ) -> RunResult:
         self._require_open()
+        self._require_config_of(algorithm, config)
         tables: dict[str, Any] = {section or algorithm: self._table(config)}
         if evaluation is not None:
             tables["evaluation"] = {"data": self._file(evaluation, "held-out")}
@@ -300,6 +303,13 @@ class Trainer:
                 given[key.name] = {"type": self._component_name(value), **to_table(value, defaults=False)}
         plain = attrs.evolve(config, **dict.fromkeys(given)) if given else config
         return {**to_table(plain, defaults=False), **given}
+
+    def _require_config_of(self, algorithm: str, config: Any) -> None:
+        expected = self._assembly.session.component("algorithms", algorithm).component.config
+        if not isinstance(config, expected):
+            got = config.__name__ if isinstance(config, type) else type(config).__name__
+            message = f"expected a {expected.__name__}(…), got {got}"
+            raise ConfigError([Problem(where="Trainer", key=algorithm, message=message)])
 
     def _component_name(self, config: Any) -> str:
         for kind in ("judges", "environments"):
@@ -371,9 +381,13 @@ class Trainer:
             return str(data)
         path = Path(self._directory.name) / f"{name}.jsonl"
         with path.open("w", encoding="utf-8") as file:
-            for record in data:
+            for number, record in enumerate(data):
                 plain = scenario_record(record) if isinstance(record, Scenario) else record
-                file.write(json.dumps(plain, ensure_ascii=False) + "\n")
+                try:
+                    file.write(json.dumps(plain, ensure_ascii=False) + "\n")
+                except (TypeError, ValueError) as error:
+                    where = f"{name}[{number}]"
+                    raise DataError([Problem(where=where, message=f"is not JSON: {error}")]) from error
         return str(path)
 
 

@@ -85,6 +85,8 @@ def main() -> None:
             time.sleep(600)
         elif kind == "garbage":
             answer(request, {"content": "no list"})
+        elif kind == "huge":
+            answer(request, {"content": [{"type": "text", "text": "é" * 16_666_667}]})  # 100 MB as JSON
         elif kind == "refuses":
             refuse(request, -32602, "never heard of it")
         else:

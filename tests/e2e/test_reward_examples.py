@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,3 +207,48 @@ def test_short_run(tmp_path: Path, smollm2_path: Path, name: str, monkeypatch: p
     if ended.code == 0:
         assert update["optimizer/grad_norm"] > 0
         assert (folder / f"{task}.gguf").is_file()
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "learning-from-rewards.md"
+
+
+def blocks(language: str) -> list[str]:
+    """Code blocks of the page."""
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def test_the_page_shows_what_the_example_says() -> None:
+    example = tomllib.loads((EXAMPLES / "grpo-json" / "grpo-json.toml").read_text(encoding="utf-8"))
+    shown = [tomllib.loads(block) for block in blocks("toml")]
+    assert shown
+    for tables in shown:
+        for name, table in tables.items():
+            for key, value in table.items():
+                if isinstance(value, dict):
+                    assert value.items() <= example[name][key].items()
+                else:
+                    assert example[name][key] == value
+    [record] = blocks("json")
+    assert json.loads(record) in records(EXAMPLES / "grpo-json" / "heldout.jsonl")
+
+
+def test_commands_of_the_page_and_the_readmes_name_files_that_exist() -> None:
+    root = PAGE.parents[1]
+    commands = [line for block in blocks("sh") for line in block.splitlines()]
+    named = {line.split()[2] for line in commands if line.startswith("retrograd ")}
+    assert named == {"grpo-json.toml", "observed"}
+    for name in NAMES:
+        readme = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+        commands += [line.strip() for line in readme.splitlines() if line.startswith("    ")]
+        assert f"    retrograd train {name}.toml" in readme
+    folders = [line.split("--example ")[1].split()[0] for line in commands if "--example " in line]
+    assert set(folders) == {f"examples/{name}" for name in NAMES}
+    assert all((root / folder).is_dir() for folder in folders)
+    entered = [line.removeprefix("cd ") for line in commands if line.startswith("cd ")]
+    assert entered
+    assert all((root / folder).is_dir() for folder in entered)
+    pictures = re.findall(r"\((pictures/[^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert {Path(path).stem for path in pictures} == set(NAMES)
+    assert all((PAGE.parent / path).is_file() for path in pictures)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from retrograd_hookspecs import ComponentTable
@@ -81,9 +82,14 @@ def component_classes(session: PluginSession, kind: str) -> dict[str, type[Any]]
     return {r.component.name: r.component.config for r in session.components(kind)}
 
 
-def installed_schema() -> dict[str, Any]:
-    """The JSON Schema of run files with everything that is installed now."""
+def installed_schema(files: Iterable[Path] = ()) -> dict[str, Any]:
+    """The JSON Schema of run files with everything that is installed now, and with local hook `files`.
+
+    Raises: `PluginError` for a file that cannot be loaded.
+    """
     session = PluginSession(Catalogue.installed())
+    for path in files:
+        session.load_file(path)
     return json_schema(installed_classes(session), installed_choices(session), installed_variants(session))
 
 

@@ -18,7 +18,9 @@ from retrograd_plugins.commands.quickstart import write_files
 from .support import Workspace, retrograd, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "examples").rglob("*.toml"))
+AGENTS = ("warm-start", "agent-calculator", "agent-fix-tests")
+"""They need adapters, traces or containers first: `test_agent_examples.py` and its neighbour check them."""
+FILES = sorted(p for p in (ROOT / "examples").rglob("*.toml") if p.parent.name not in AGENTS)
 
 
 def test_there_is_an_example_of_each_data_format() -> None:

@@ -1,0 +1,108 @@
+"""Writes scenarios.jsonl, heldout.jsonl, and demonstrations.jsonl: word problems of one calculation.
+
+    python make_data.py
+
+No name and no thing of the held-out problems occurs in one that is trained on. No problem occurs twice.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from calculator import OPERATIONS, TOOLS
+
+from retrograd.tool_prompt import openai_tool
+
+SYSTEM = "Work out each problem with the tools, then give the answer."
+PROBLEMS: dict[str, tuple[str, ...]] = {
+    "+": (
+        "{name} has {a} {things} and finds {b} more. How many {things} does {name} have now?",
+        "There are {a} {things} in one box and {b} in another. How many {things} are there in all?",
+        "{name} sold {a} {things} on Monday and {b} on Tuesday. How many {things} were sold?",
+    ),
+    "-": (
+        "{name} has {a} {things} and gives away {b}. How many {things} are left?",
+        "There were {a} {things} in the shop, and {b} were sold. How many {things} are left?",
+        "{name} needs {a} {things} and has {b}. How many {things} are missing?",
+    ),
+    "*": (
+        "{name} buys {a} bags with {b} {things} each. How many {things} is that?",
+        "There are {a} rows of {b} {things}. How many {things} are there?",
+        "{name} packs {b} {things} a day. How many {things} does {name} pack in {a} days?",
+    ),
+}
+TRAINED = (
+    ("Anna", "Tom", "Lucy", "Peter", "Maria", "David", "Sarah", "Paul"),
+    ("apples", "books", "stamps", "chairs", "eggs", "cards", "plates", "coins"),
+)
+HELD_OUT = (("Emma", "Jack", "Laura", "Simon", "Nora", "Frank"), ("pears", "pens", "shells", "tiles", "cups"))
+
+Words = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def problem(draw: random.Random, operator: str, words: Words) -> tuple[str, int, int, int]:
+    """Its text, both numbers as they are calculated with, and the answer."""
+    a, b = draw.randint(11, 99), draw.randint(11, 99)
+    if operator == "-":
+        a, b = a + b, b
+    elif operator == "*":
+        a = draw.randint(3, 12)
+    text = draw.choice(PROBLEMS[operator])
+    names, things = words
+    text = text.format(name=draw.choice(names), things=draw.choice(things), a=a, b=b)
+    return text, a, b, OPERATIONS[operator](a, b)
+
+
+def scenario(id: str, text: str, answer: int) -> dict[str, Any]:
+    """A line of a scenario file."""
+    return {"id": id, "system": SYSTEM, "user": text, "metadata": {"env": {"answer": answer}}}
+
+
+def demonstration(text: str, operator: str, a: int, b: int, answer: int) -> dict[str, Any]:
+    """A trace as it should be, written as `retrograd collect` writes those of a model."""
+    calls = [("calculate", {"a": a, "operator": operator, "b": b}), ("answer", {"value": answer})]
+    turns = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": f"call_{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            ],
+        }
+        for n, (name, arguments) in enumerate(calls, 1)
+    ]
+    result = {"role": "tool", "tool_call_id": "call_1", "name": "calculate", "content": str(answer)}
+    opening = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+    tools = [openai_tool(tool.name, tool.description, tool.input_schema) for tool in TOOLS]
+    return {"messages": [*opening, turns[0], result, turns[1]], "tools": tools}
+
+
+def write(folder: Path) -> None:
+    """Write the three files into `folder`."""
+    seen: set[str] = set()
+    for name, count, words, seed in (
+        ("demonstrations", 12, TRAINED, 1),
+        ("scenarios", 64, TRAINED, 2),
+        ("heldout", 48, HELD_OUT, 3),
+    ):
+        draw = random.Random(seed)
+        records: list[dict[str, Any]] = []
+        while len(records) < count:
+            operator = list(OPERATIONS)[len(records) % len(OPERATIONS)]
+            text, a, b, answer = problem(draw, operator, words)
+            if text in seen:
+                continue
+            seen.add(text)
+            if name == "demonstrations":
+                records.append(demonstration(text, operator, a, b, answer))
+            else:
+                records.append(scenario(f"{name}-{len(records) + 1}", text, answer))
+        lines = [json.dumps(record) + "\n" for record in records]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parent)

@@ -41,21 +41,27 @@ def group_advantages(
     values = _finite(rewards, "rewards")
     if values.size == 0:
         raise TrainingError("advantages: a group holds no rewards")
-    lowest, highest = float(values.min()), float(values.max())
-    if highest / 2 - lowest / 2 > _LARGEST / 2:
-        raise TrainingError(
-            f"advantages: the rewards of a group reach from {lowest:g} to {highest:g}; a difference above"
-            f" {_LARGEST:g} cannot be trained on"
-        )
+    check_comparable(values)
     # Centred on one of them first: the sum of large rewards would overflow or lose their differences.
     offset = values - values[0]
-    centred = offset - offset.mean() if lowest < highest else np.zeros_like(values)
+    centred = offset - offset.mean() if np.any(offset) else np.zeros_like(values)
     if baseline == "mean":
         return centred
     if values.size < 2:
         raise TrainingError('advantages: baseline = "leave_one_out" needs two answers or more, got 1')
     # r − (S − r)/(n − 1) = (r − S/n) · n/(n − 1)
     return centred * (values.size / (values.size - 1))
+
+
+def check_comparable(rewards: Numbers) -> None:
+    """Raises `TrainingError` if rewards are so far apart that their differences are no float32."""
+    values = np.asarray(rewards, dtype=np.float64)
+    lowest, highest = float(values.min()), float(values.max())
+    if highest / 2 - lowest / 2 > _LARGEST / 2:
+        raise TrainingError(
+            f"advantages: rewards reach from {lowest:g} to {highest:g}; differences above {_LARGEST:g} cannot"
+            " be trained on"
+        )
 
 
 def whiten(values: Numbers, mask: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:

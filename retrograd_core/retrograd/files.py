@@ -73,6 +73,7 @@ def file_problems(
     if algorithm:
         yield from _output(shared, inputs)
         yield from _checkpoints(shared)
+        yield from _observed(shared)
 
 
 def _model(shared: SharedSections) -> Iterator[tuple[str, Path]]:
@@ -117,6 +118,15 @@ def _checkpoints(shared: SharedSections) -> Iterator[Problem]:
     if obstacle is not None:
         message = f"no checkpoint can be written to {directory}: {obstacle}"
         yield _problem(shared.document, "checkpoint.directory", message, "give another directory")
+
+
+def _observed(shared: SharedSections) -> Iterator[Problem]:
+    directory = _value(shared, "observe.directory")
+    if directory is None or _value(shared, "observe.enabled") is False:
+        return
+    if (obstacle := _obstacle(directory)) is not None:
+        message = f"nothing can be recorded in {directory}: {obstacle}"
+        yield _problem(shared.document, "observe.directory", message, "give another directory")
 
 
 def _obstacle(directory: Path) -> str | None:

@@ -155,6 +155,10 @@ SHARED_MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "epochs": ({"training": {"epochs": 2}}, ["training.epochs"]),
     "observe": ({"observe": {}}, ["observe.directory: required key is missing"]),
+    "observe in a file": (
+        {"observe": {"directory": "prompts.jsonl/observed"}},
+        ["observe.directory: nothing can be recorded in", "prompts.jsonl is not a directory"],
+    ),
 }
 
 
@@ -195,7 +199,7 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
         "ends on a message of role assistant, and a prompt ends on what the user asks",
     ),
     "no messages": ({"prompt": "a"}, "has no messages; its keys are 'prompt'"),
-    "empty": ({"messages": []}, "messages"),
+    "empty": ({"messages": []}, "messages: is empty (a prompt needs a user message)"),
     "empty content": ({"messages": [user("")]}, "content"),
     "a rubric that is no text": ({"messages": [user("a")], "rubric": 3}, "rubric: must be a string"),
     "too long": (

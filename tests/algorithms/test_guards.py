@@ -147,3 +147,36 @@ def test_a_policy_that_ran_away_stops_with_the_remedy(rollouts: Rollouts) -> Non
     with np.errstate(all="ignore"):
         found = rollouts.train(path, code=1)
     assert "the weights ran away; lower training.lr" in "\n".join(found.errors)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_loss_without_advantages_is_refused(rollouts: Rollouts, algorithm: str) -> None:
+    """It would make every answer more likely, whatever its reward."""
+    path = getattr(rollouts, algorithm)(**{algorithm: {"loss": "cross_entropy"}})
+    for command, code in (("check", 2), ("train", 1)):
+        text = "\n".join(rollouts.command(command, path, code=code).errors)
+        assert 'loss = "cross_entropy" knows no rewards' in text
+    assert not (rollouts / "out" / "adapter.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tables"),
+    [("grpo", {}), ("ppo", {}), ("ppo", {"critic": {"enabled": False}})],
+)
+def test_rewards_too_far_apart_to_compare(
+    rollouts: Rollouts, algorithm: str, tables: dict[str, Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    """They are not "all equal", and no sum of them overflows in silence."""
+    rollouts.python(
+        "reward.py",
+        """
+        import zlib
+
+        def score(prompt, completion):
+            return 1e300 * (-1) ** zlib.crc32(completion.encode())
+        """,
+    )
+    path = getattr(rollouts, algorithm)(**{algorithm: tables})
+    text = "\n".join(rollouts.command("train", path, code=1).errors)
+    assert "rewards reach from -1e+300 to 1e+300" in text
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]

@@ -73,6 +73,8 @@ def _parse(
             f"has no messages; its keys are {keys}",
             hint='expected {"messages": [{"role": "user", "content": "…"}]}',
         )
+    if record["messages"] == []:
+        raise RecordError("is empty", key="messages", hint="a prompt needs a user message")
     messages = parse_messages(record["messages"], "messages", chat_format)
     check_order(messages, "messages")
     if messages[-1].role != "user":

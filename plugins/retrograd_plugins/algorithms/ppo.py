@@ -169,11 +169,12 @@ class Ppo(RolloutAlgorithm):
 
     def _take_advantages(self, members: Sequence[Rollout]) -> dict[str, float]:
         """Give each answer its advantages; what the critic's fit says."""
-        from retrograd.advantages import gae, whiten
+        from retrograd.advantages import check_comparable, gae, whiten
 
         totals = [rollout.total for rollout in members if rollout.total is not None]
         if len(totals) < len(members) or not np.all(np.isfinite(totals)):
             raise RolloutError(f"a hook left rewards {totals} for {len(members)} answers: {HOOK_HINT}")
+        check_comparable(totals)
         if self._critic is None:
             for rollout, value in zip(members, whiten(totals), strict=True):
                 rollout.advantage = np.where(rollout.trained, value, 0.0)

@@ -35,8 +35,14 @@ def cross_entropy(batch: LossBatch) -> LossResult:
     The sum is taken in float64. `metrics`: `nll` is Σ w·(−log p), `weight` is Σ w; their quotient over
     all passes is the mean loss of a token.
 
-    Raises: `TrainingError` if the normaliser is not a positive finite number.
+    Raises: `TrainingError` if the normaliser is not a positive finite number, or if the tokens have
+    advantages: what the reward says would be ignored.
     """
+    if "advantage" in batch.extra:
+        raise TrainingError(
+            'loss = "cross_entropy" knows no rewards: every answer would become more likely, good or bad;'
+            " leave `loss` out, or name a loss that takes advantages (grpo, grpo_tis, cispo, ppo)"
+        )
     if not (math.isfinite(batch.normalizer) and batch.normalizer > 0):
         raise TrainingError(
             f"cross_entropy: the loss is divided by {batch.normalizer!r}, which must be positive:"

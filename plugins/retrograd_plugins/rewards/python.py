@@ -189,6 +189,9 @@ def _score(result: Any) -> Score:
             ": it is called once an answer and returns one number" if isinstance(result, list | tuple) else ""
         )
         return _error(f"returned {_shown(result)}, not a number{hint}")
+    # NumPy turns texts into numbers, and drops the imaginary part of complex ones.
+    if getattr(getattr(result, "dtype", None), "kind", "f") not in "biuf":
+        return _error(f"returned {_shown(result)}, not a number")
     try:
         value = float(result)
     except (TypeError, ValueError, OverflowError) as error:

@@ -1,0 +1,1 @@
+"""Tasks of reasoning-gym for retrograd: `[agent.environment] type = "reasoning_gym"`."""

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from retrograd_hookspecs import KernelTable, QuantMatrix
+from retrograd_hookspecs import ABSENT, KernelTable, QuantMatrix
 
 from .norm import RMSNorm
 from .workspace import Scope
@@ -44,6 +44,11 @@ class Head:
         self._fold = kernels.get("logsumexp_tile")
         self._softmax_grad = kernels.get("softmax_grad_tile")
         self._embedding = kernels.get("embedding", weight.format)
+        # Capped logits do not tell their slope. And the rounding errors of the sum are alike from token to
+        # token, # which float32 products show in the gradients (three times the error) and bfloat16 ones do
+        # not.
+        self._carries_sum = softcap == 0.0 and kernels.serving("narrow").variant != ABSENT
+        """Whether the gradient's sum over the vocabulary goes along with the softmax's."""
 
     def normed(self, x: Any) -> Any:
         """Final hidden states (n, E): the normalised residual stream x."""
@@ -89,12 +94,13 @@ class Head:
     ) -> tuple[npt.NDArray[np.floating[Any]], Any]:
         """x (n, E), targets int32 (n,) to log p(target) on the host and logsumexp on the device, (n,).
 
-        `gradients` prepares `backward`: with each tile the sum Σ softmax · W goes along, scaled by the
-        running maximum as the sum of the softmax itself, so that no logit is computed a second time.
+        `gradients` prepares `backward`: with each tile the sum Σ softmax · W over all but the target goes
+        along, scaled by the running maximum as the sum of the softmax itself, so that no logit is computed a
+        second time.
         """
         normed = self.normed(x)
         highest, total, target_logit = self._running(x.shape[0])
-        expected = self._expected(x) if gradients and self._softcap == 0.0 else None
+        expected = self._expected(x) if gradients and self._carries_sum else None
         tiles = self._tiles(plan)
         for first, stop in _chunks(x.shape[0], plan.rows):
             rows = slice(first, stop)
@@ -112,7 +118,9 @@ class Head:
                     target_logit[rows],
                 )
                 if expected is not None:
-                    self._add_expected(logits, weight, before, highest[rows], expected[rows], start > 0)
+                    self._add_expected(
+                        logits, weight, before, highest[rows], expected[rows], targets[rows], start
+                    )
         to_host = self._backend.to_host
         logsumexp = to_host(highest) + np.log(to_host(total))
         return to_host(target_logit) - logsumexp, self._backend.from_host(logsumexp)
@@ -123,14 +131,17 @@ class Head:
 
         x, dx (n, E); `targets`, `logsumexp`, `dlogp` (n,).
         """
-        if self._softcap > 0.0:
-            dnormed = self._capped_gradient(x, targets, logsumexp, dlogp, plan)
+        if not self._carries_sum:
+            dnormed = self._recomputed_gradient(x, targets, logsumexp, dlogp, plan)
         else:
-            # d log p / d normed = W[target] − Σ softmax · W.
+            # d log p / d normed = (1 − p) · W[target] − Σ softmax · W over the others. With the target in the
+            # sum, the rounding of its weights would outweigh the gradient of a token that is nearly certain.
             dnormed = self._expected(x)
             dnormed /= self._scratch.rows("head.sum", x.shape[0])[:, None]
             chosen = self._scratch.rows("head.chosen", *x.shape)
             self._embedding(targets, self.weight, 1.0, chosen)
+            rest = -np.expm1(self._scratch.rows("head.target", x.shape[0]) - logsumexp)
+            chosen *= rest[:, None]
             np.subtract(chosen, dnormed, out=dnormed)
             dnormed *= dlogp[:, None]
         self.norm.backward(dnormed, x, self._scratch.rows("head.rstd", x.shape[0]), dx)
@@ -139,24 +150,34 @@ class Head:
         return self._scratch.rows("head.dnormed", *x.shape)
 
     def _add_expected(
-        self, logits: Any, weight: QuantMatrix, before: Any, highest: Any, expected: Any, accumulate: bool
+        self,
+        logits: Any,
+        weight: QuantMatrix,
+        before: Any,
+        highest: Any,
+        expected: Any,
+        targets: Any,
+        start: int,
     ) -> None:
-        """expected (n, E) = or += exp(logits − highest) · W, what was there first scaled to the new maximum.
+        """expected (n, E) = or += exp(logits − highest) · W without the targets, what was there first scaled
+        to the new maximum. The tile begins at vocabulary entry `start`.
 
         Source: Milakov & Gimelshein 2018, algorithm 3, for a weighted sum.
         """
         rows = logits.shape[0]
-        if accumulate:
+        if start:
             factor = np.exp(before - self._backend.to_host(highest))
             expected *= self._backend.from_host(factor)[:, None]
         nowhere = self._backend.from_host(np.full(rows, -1, np.int32))
         minus_one = self._backend.from_host(np.full(rows, -1.0, expected.dtype))
         self._softmax_grad(logits, 0, nowhere, 0.0, highest, minus_one)
-        self._input_grad(logits, weight, expected, accumulate)
+        place = self._backend.to_host(targets) - start
+        here = np.flatnonzero((place >= 0) & (place < logits.shape[1]))
+        logits[here, place[here]] = 0
+        self._input_grad(logits, weight, expected, start > 0)
 
-    def _capped_gradient(self, x: Any, targets: Any, logsumexp: Any, dlogp: Any, plan: HeadPlan) -> Any:
-        """Gradient by the normalised x, (n, E); the logits are computed once more, as capped ones do not tell
-        their slope."""
+    def _recomputed_gradient(self, x: Any, targets: Any, logsumexp: Any, dlogp: Any, plan: HeadPlan) -> Any:
+        """Gradient by the normalised x, (n, E); the logits are computed once more."""
         count, width = x.shape
         normed = self._scratch.rows("head.normed", count, width)
         dnormed = self._expected(x)

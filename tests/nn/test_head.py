@@ -69,3 +69,31 @@ def test_tiles_cover_the_vocabulary() -> None:
         assert cuts[-1][1] == vocabulary
         assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
         assert len(cuts) <= tiles
+
+
+@pytest.mark.parametrize("variant", build_backend("cpu").variants)  # type: ignore[attr-defined]
+def test_the_gradient_of_tokens_that_are_nearly_certain(variant: str) -> None:
+    """It is small beside the weights it is made of, whose rounding must not outweigh it."""
+    width, count = 64, 16
+    rng = np.random.default_rng(3)
+    matrix = rng.standard_normal((VOCABULARY, width)).astype(np.float32)
+    targets = np.arange(0, count * 16, 16, dtype=np.int32)
+    x = (matrix[targets] + 0.1 * rng.standard_normal((count, width))).astype(np.float32)
+    dlogp = np.ones(count)
+    found: list[Any] = []
+    certain: list[Any] = []
+    for backend in (build_backend("reference"), build_backend("cpu", kernels=variant)):
+        kernels, kind = build_kernels(backend), backend.compute_dtype
+        weight = QuantMatrix(name="output", format="F32", data=matrix.view(np.uint8), columns=width)
+        norm = RMSNorm(np.full(width, 0.16, kind), 1e-5, kernels)
+        scratch = Workspace(backend).scope("scratch")
+        head = Head(weight=weight, norm=norm, softcap=0.0, kernels=kernels, scratch=scratch)
+        own = x.astype(kind)
+        logp, device = head.log_probabilities(own, targets, HeadPlan(tiles=4, rows=8), gradients=True)
+        dx = np.empty_like(own)
+        head.backward(own, targets, device, dlogp.astype(kind), dx, HeadPlan(tiles=4, rows=8))
+        found.append(np.array(dx, dtype=np.float64))
+        certain.append(np.exp(logp))
+    assert np.median(certain[0]) > 0.97
+    gap = np.linalg.norm(found[1] - found[0], axis=1) / np.linalg.norm(found[0], axis=1)
+    assert gap.max() < (3e-2 if variant == "amx" else 1e-3)

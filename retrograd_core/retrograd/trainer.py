@@ -48,6 +48,8 @@ from .session import make_run
 if TYPE_CHECKING:
     from .batch_training import AnswerGroup, BatchTraining
 
+AGENT_CTX = 4096
+"""Most tokens of an agentic run that names no context."""
 Records = str | Path | Iterable[Mapping[str, Any] | Scenario]
 """A file, or records as a JSONL file would hold them."""
 
@@ -167,13 +169,16 @@ class Trainer:
     ) -> RunResult:
         """Learn multi-turn tasks with tools, from the adapter's present state.
 
+        Without a `training.ctx`, trajectories have the model's context, at most 4096 tokens: the default
+        would not hold a catalogue of tools.
+
         Args:
             config: `retrograd.AgenticGRPOConfig`. `scenarios` may be `retrograd.Scenario`s; `environment` and
                 `judge` are objects such as `retrograd.ContainerEnvironment(...)`.
             evaluation: held-out scenarios, a file or objects.
             callback: called after every optimizer step, in this thread.
         """
-        return self._fit("agent_grpo", config, evaluation, callback, section="agent")
+        return self._fit("agent_grpo", config, evaluation, callback, section="agent", ctx=AGENT_CTX)
 
     def train_grpo_batch(
         self,
@@ -281,10 +286,15 @@ class Trainer:
         evaluation: Records | None,
         callback: Callable[[StepReport], None] | None,
         section: str = "",
+        ctx: int | None = None,
     ) -> RunResult:
         self._require_open()
         self._require_config_of(algorithm, config)
         tables: dict[str, Any] = {section or algorithm: self._table(config)}
+        if ctx is not None and "ctx" not in self._values["training"]:
+            step = self._assembly.config.training.micro_batch
+            most = min(ctx, self._service("architecture").context_length)
+            tables["training"] = {"ctx": max(most // step, 1) * step}
         if evaluation is not None:
             tables["evaluation"] = {"data": self._file(evaluation, "held-out")}
         return self._run(algorithm, tables, callback)

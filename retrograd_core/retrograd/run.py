@@ -37,6 +37,7 @@ from .metrics import SinkSet
 from .observe import NullObserver, Recorder
 from .plugins import PluginSession
 from .progress import Pace, Reporter, duration, metrics_text
+from .run_lock import sole_run
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps with a gradient that is not finite before the run stops."""
@@ -157,7 +158,9 @@ class Run:
         self.prepare()
         with catch_interrupts(self._interrupt, self._reporter.message):
             try:
-                return self._execute(resume, started)
+                checkpoints = self.config.checkpoint
+                with sole_run(self.output, checkpoints.directory if checkpoints is not None else None):
+                    return self._execute(resume, started)
             except BaseException as caught:
                 error = caught
                 raise

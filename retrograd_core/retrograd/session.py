@@ -30,6 +30,7 @@ from .memory_report import memory_report
 from .metrics import JsonlMetrics, SinkSet
 from .progress import Reporter
 from .run import Run
+from .run_lock import check_unused
 from .update import Updater
 
 _PROBE_TOKENS = 16
@@ -68,6 +69,7 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     config, services = assembly.config, assembly.services
     services.provide("reporter", reporter)
     output = Path(config.output.path)
+    check_unused(output, config.checkpoint.directory if config.checkpoint is not None else None)
     if output.exists():
         reporter.message(f"note: {output} exists and will be replaced at the end")
     with slow_message(reporter, KERNELS_MESSAGE):

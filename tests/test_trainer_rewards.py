@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,3 +208,17 @@ def test_mistakes_are_those_of_the_toml(trainer: Trainer) -> None:
     with pytest.raises(ConfigError, match=r"grpo\.sampling\.temperature"):
         trainer.fit_grpo(grpo(sampling=hot))
     assert json.dumps(PROMPTS)  # the caller's records are as they were
+
+
+def test_the_example_of_the_page(
+    tiny_model: MakeModel, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (repo_root / "docs" / "learning-from-rewards.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(from retrograd import AnswerGroup.*?)```", page, re.DOTALL)
+    (tmp_path / "base.gguf").symlink_to(tiny_model())
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(example, "learning-from-rewards.md", "exec"), names)
+    assert names["result"].outcome == "finished"
+    assert names["metrics"]["batch/groups_trained"] == 1.0
+    assert (tmp_path / "adapter.gguf").is_file()

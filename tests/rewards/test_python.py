@@ -252,3 +252,16 @@ def test_functions_that_are_refused(tmp_path: Path) -> None:
     assert "importing 'needs' failed: ModuleNotFoundError: No module named 'no_such_thing'" in refusal(
         tmp_path, "needs:f"
     )
+
+
+def test_what_a_reward_prints_goes_to_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output may be the JSON of a command."""
+    text = "print('imported')\ndef reward(prompt, completion):\n    print('asked')\n    return 1.0\n"
+    reward = written(tmp_path, text)
+    assert reward.score(ANSWERS[:1]) == [Score(kind="value", value=1.0)]
+    print("after")
+    captured = capsys.readouterr()
+    assert captured.out == "after\n"
+    assert captured.err == "imported\nasked\n"

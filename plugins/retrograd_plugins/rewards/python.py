@@ -24,7 +24,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -251,11 +251,13 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 @contextmanager
 def _importable(directory: Path) -> Iterator[None]:
-    """The directory is first on `sys.path` while the block runs."""
+    """The directory is first on `sys.path` while the block runs, and what is printed goes to standard error:
+    standard output is the command's own, JSON for `--json`."""
     entry = str(directory)
     sys.path.insert(0, entry)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         with suppress(ValueError):  # the module may have changed the path itself
             sys.path.remove(entry)

@@ -261,7 +261,7 @@ def test_what_a_reward_prints_goes_to_standard_error(
     text = "print('imported')\ndef reward(prompt, completion):\n    print('asked')\n    return 1.0\n"
     reward = written(tmp_path, text)
     assert reward.score(ANSWERS[:1]) == [Score(kind="value", value=1.0)]
-    print("after")
+    sys.stdout.write("after\n")
     captured = capsys.readouterr()
     assert captured.out == "after\n"
     assert captured.err == "imported\nasked\n"

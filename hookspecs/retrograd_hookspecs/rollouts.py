@@ -219,7 +219,11 @@ class Environment(Protocol):
 
 
 class EnvironmentProvider(Protocol):
-    """Makes the worlds of a run's trajectories, and owns what they share (a pool, connections)."""
+    """Makes the worlds of a run's trajectories, and owns what they share (a pool, connections).
+
+    A provider that can have only so many worlds at once says so in an attribute `places`, an int: further
+    trajectories then begin when others have ended, and do not spend their time waiting in `acquire`.
+    """
 
     async def prepare(self, scenarios: Sequence[Scenario]) -> Sequence[AuditFinding]:
         """Validate everything before the first rollout: scenarios, images, tools, reachability. Raises

@@ -64,6 +64,8 @@ class SandboxedProvider:
         self._deadlines = deadlines
         self._hint = hint
         self._times = _Times()
+        self.places: int | None = getattr(sandboxes, "places", None)
+        """Sandboxes alive at once, where that is limited."""
 
     async def prepare(self, scenarios: Sequence[Scenario]) -> Sequence[AuditFinding]:
         """See `EnvironmentProvider.prepare`."""

@@ -51,6 +51,7 @@ class Containers:
         self._digest = ""
         self._path = ""
         pool = config.pool
+        self.places = pool.max_live
         uses = pool.max_leases_per_container if pool.reuse == "workspace" else 1
         self._pool: Pool[Container] = Pool(
             self, max_live=pool.max_live, min_idle=pool.min_idle, max_uses=uses

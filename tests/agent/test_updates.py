@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -256,3 +257,34 @@ def test_a_sampler_that_breaks_ends_the_run_with_its_words(agents: Agents) -> No
     agents.script({0: right(0)})
     with pytest.raises(RolloutError, match="first: failed: trajectory 1 has no script for turn 0"):
         watched(agents.agent(agent=LIMITS | {"max_dropped_fraction": 0.5}))
+
+
+def test_what_is_recorded(agents: Agents, server: JudgeServer) -> None:
+    """Whole conversations with calls and results, rewards of steps, and what the judge said."""
+    agents.scenarios([sum_scenario(0, grade="step"), *ungraded()[1:]])
+    agents.script(
+        {0: right(0), **{n: wrong(0) for n in (1, 2, 3)}, **{n: [f"worth 0.{n}"] for n in range(4, 8)}}
+    )
+    agents.train(agents.agent(agent={"judge": judge(server)}, observe={"directory": "seen"}))
+    records = [json.loads(line) for line in (agents / "seen" / "observe.jsonl").read_text().splitlines()]
+    by_kind = {
+        kind: {r["member"]: r for r in records if r["kind"] == kind} for kind in ("rollout", "outcome")
+    }
+    first = by_kind["rollout"]["1.0.0"]
+    assert [m["role"] for m in first["messages"]] == ["assistant", "tool", "assistant", "tool"]
+    assert first["messages"][0]["tool_calls"][0]["name"] == "add"
+    assert first["messages"][1]["content"] == "1"
+    [[start, reward]] = by_kind["outcome"]["1.0.0"]["step_rewards"]
+    assert (start, reward) == (first["tokens"]["count"], 1.0)
+    judged = by_kind["outcome"]["1.1.0"]
+    assert (judged["reward"]["kind"], judged["total"]) == ("missing", 0.4)
+    assert judged["judgement"]["explanation"].startswith("because")
+
+
+def test_servers_of_a_file_must_be_stateless_beside_an_environment(agents: Agents) -> None:
+    servers = {"mcpServers": {"calc": {"command": "python3", "args": ["server.py"]}}}
+    (agents / "mcp.json").write_text(json.dumps(servers))
+    agents.script({EVERY: [END]})
+    found = agents.train(agents.agent(agent={"mcp_config": "mcp.json"}), code=2)
+    assert "MCP server 'calc'" in "\n".join(found.errors)
+    assert "stateless must be true" in "\n".join(found.errors)

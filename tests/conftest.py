@@ -36,6 +36,30 @@ settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
 
+SERVICES = ("agent", "agent_tools", "e2e", "environments", "judges", "observe", "rewards", "sandboxes")
+"""Folders of tests that mostly wait: for programs, servers, browsers and containers."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--half",
+        choices=("services", "others"),
+        help="run only the tests that mostly wait for programs and servers, or only the others",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    half = config.getoption("--half")
+    if half is None:
+        return
+    root = Path(__file__).parent
+    chosen = [
+        item for item in items if (item.path.relative_to(root).parts[0] in SERVICES) == (half == "services")
+    ]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The checkout."""

@@ -95,7 +95,8 @@ def test_importing_every_registering_module_stays_light() -> None:
 
 
 def test_help_is_fast() -> None:
-    """Under 0.3 s of CPU, the best of five: a start-up that grew would be slow every time."""
+    """Under 0.6 s of CPU, the best of five: it takes 0.25 s on a quiet machine, twice that on a busy one, and
+    NumPy or Numba alone would add more."""
     code = (
         "import resource, subprocess, sys\n"
         "r = subprocess.run([sys.executable, '-m', 'retrograd', '--help'], capture_output=True, check=True)\n"
@@ -106,7 +107,7 @@ def test_help_is_fast() -> None:
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         for _ in range(5)
     ]
-    assert min(runs) < 0.3, runs
+    assert min(runs) < 0.6, runs
 
 
 def test_the_guide_lists_every_part_of_a_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -133,7 +134,7 @@ def mean_nll(batch: LossBatch) -> LossResult:
 
 @attrs.frozen
 class _TrainingThreads:
-    threads: int | None = 2
+    threads: int | None = min(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
 
 
 @attrs.frozen

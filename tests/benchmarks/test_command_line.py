@@ -82,7 +82,7 @@ def test_every_case_has_its_contestants() -> None:
         "sft": {"retrograd", "torch-float32", "torch-autocast", "torch-bf16", "torch-bf16-compiled"},
         "prompt": {"retrograd", "llama.cpp"},
         "generate": {"retrograd", "llama.cpp"},
-        "grpo": {"trl-float32", "trl-bfloat16"},
+        "grpo": {"retrograd", "trl-float32", "trl-bfloat16"},
         "bandwidth": {"numpy"},
     }
     for case in cases.all_cases():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def test_contract_in_podman(podman: Counter, tmp_path: Path) -> None:
     anyio.run(check_environment, lambda: provider_of(tmp_path, pool=pool), task, ACTIONS[:2])
 
 
-def test_contract_of_directories(tmp_path: Path) -> None:
+def test_contract_of_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A directory of the host has the host's PATH: here without the programs of a virtual environment.
+    places = [place for place in os.environ["PATH"].split(os.pathsep) if not place.startswith(os.getcwd())]
+    monkeypatch.setenv("PATH", os.pathsep.join(places))
     setup = ["git init -q && git add -A && git commit -qm start"]
     task = scenario(setup=setup, summary=["git", "diff"], verify=QUICK)
     actions = [action for action in ACTIONS if action[0] != "run_tests"]  # slow with all that the host has

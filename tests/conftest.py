@@ -36,36 +36,6 @@ settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
 
-PARTS = {
-    "agents": ("agent", "e2e"),
-    "services": ("agent_tools", "environments", "judges", "observe", "rewards", "sandboxes"),
-}
-"""Folders of tests that need one core and can run beside each other; "engine" is all the rest."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--part",
-        choices=("engine", *PARTS),
-        help="run only a part of the tests: .ci/run runs those of agents and services at the same time",
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part = config.getoption("--part")
-    if part is None:
-        return
-    root = Path(__file__).parent
-    part_of = {folder: name for name, folders in PARTS.items() for folder in folders}
-    kept: list[pytest.Item] = []
-    left: list[pytest.Item] = []
-    for item in items:
-        own = part_of.get(item.path.relative_to(root).parts[0], "engine")
-        (kept if own == part else left).append(item)
-    config.hook.pytest_deselected(items=left)
-    items[:] = kept
-
-
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The checkout."""

@@ -175,8 +175,9 @@ def run_chain(commands: Commands, samples: int) -> Chain:
     commands.run("train", "demos.toml", output__path=demos, lora__seed=seed)
     first = bench(demos)
     commands.run(
-        "collect", "agent.toml", "--adapter", demos, "--out", traces, "--report", report, "--seed", seed
-    )
+        "collect", "agent.toml", "--adapter", demos, "--k", 4,
+        "--out", traces, "--report", report, "--seed", seed,
+    )  # fmt: skip
     commands.run("train", "warm.toml", output__path=warm, sft__data=traces, lora__seed=seed)
     second = bench(warm)
     commands.run(

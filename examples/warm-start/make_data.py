@@ -86,7 +86,7 @@ def write(folder: Path) -> None:
     for name, count, words, seed in (
         ("demonstrations", 12, TRAINED, 1),
         ("scenarios", 64, TRAINED, 2),
-        ("heldout", 48, HELD_OUT, 3),
+        ("heldout", 36, HELD_OUT, 3),
     ):
         draw = random.Random(seed)
         records: list[dict[str, Any]] = []

@@ -201,7 +201,7 @@ def test_a_shared_beginning_is_read_where_it_lies(tiny_model: Callable[..., Path
 @needs_jit
 @pytest.mark.parametrize(
     "segment",
-    [[0, 2, 0, 5, 5], [0, 1, 0, 5, 5 * ROOM], [0, 1, 5 * ROOM, 5, 5]],
+    [[0, 2, 0, 5, 5], [0, 1, 0, 5, 6 * ROOM], [0, 1, 6 * ROOM, 5, 5]],
     ids=["length", "own", "context"],
 )
 def test_segments_that_do_not_fit_are_refused(segment: list[int], tiny_model: Callable[..., Path]) -> None:

@@ -21,6 +21,9 @@ from tests.datasets.standins import TEMPLATES
 from .families import FAMILIES, names
 from .support import SMALL, Agents, Turn, stop_token, sum_scenario
 
+pytestmark = pytest.mark.slow
+"""All families of chat formats: a long proof, for `pytest -m slow`."""
+
 CTX = {"ctx": 3072}
 SPECIALS = {
     "gemma": ("<bos>", "<end_of_turn>", "<eos>", "<start_of_turn>"),

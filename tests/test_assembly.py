@@ -65,6 +65,67 @@ def test_a_hook_chooses_the_backend(local: Callable[..., Assembly], tiny_model: 
     assert local(code, model=device).services.get("backend").name == "reference"
 
 
+@pytest.mark.parametrize(("present", "auto"), [("True", "abacus"), ("False", "cpu")])
+def test_a_gpu_of_a_third_party_is_taken_where_it_is_present(
+    local: Callable[..., Assembly], tiny_model: MakeModel, present: str, auto: str
+) -> None:
+    code = (
+        "@hookimpl\n"
+        "def retrograd_backends():\n"
+        "    return [Component(name='abacus', config=NoConfig, build=None, summary='', gpu=True,"
+        f" present=lambda: {present})]\n"
+    )
+    for device, expected in (("auto", auto), ("gpu", "abacus"), ("cpu", "cpu")):
+        assembly = local(code, model={"path": str(tiny_model()), "device": device})
+        assert assembly.one("backends").component.name == expected
+    with pytest.raises(ConfigError, match="the backend 'gpu' is not in this version of retrograd yet"):
+        local("", model={"path": str(tiny_model()), "device": "gpu"})
+
+
+SAMPLER = (
+    "@hookimpl\n"
+    "def retrograd_samplers():\n"
+    "    build = lambda config, context: 'my sampler'\n"
+    "    return [Component(name='mine', config=NoConfig, build=build, summary='', fallback={fallback})]\n"
+)
+
+
+def test_the_sampler_is_what_a_hook_says_or_the_one_that_serves_by_default(
+    local: Callable[..., Assembly],
+) -> None:
+    hook = (
+        "\n\n@hookimpl\n"
+        "def retrograd_select_sampler(available):\n"
+        "    return 'mine' if available == ['default', 'mine'] else None\n"
+    )
+    code = SAMPLER.format(fallback=False)
+    assert local(code).services.get("sampler") != "my sampler"
+    assert local(code + hook).services.get("sampler") == "my sampler"
+    replaced = local(
+        SAMPLER.format(fallback=True), plugins={"load": ["hooks.py"], "disable": ["samplers.default"]}
+    )
+    assert replaced.services.get("sampler") == "my sampler"
+    with pytest.raises(PluginError, match=r"more than one sampler .*'default' \(retrograd\) and 'mine'"):
+        local(SAMPLER.format(fallback=True)).services.get("sampler")
+    with pytest.raises(PluginError, match="no sampler that serves by default is installed"):
+        local("", plugins={"disable": ["samplers.default"]}).services.get("sampler")
+
+
+def test_a_key_of_metrics_selects_every_sink_that_reads_it(local: Callable[..., Assembly]) -> None:
+    code = (
+        "@hookimpl\n"
+        "def retrograd_sinks():\n"
+        "    return [Component(name='board', config=NoConfig, build=None, summary='',"
+        " selected_by='metrics.tensorboard_dir')]\n"
+    )
+    metrics = {"tensorboard_dir": "board"}
+    assert ("sinks", "board") not in local(code, algorithm=True).chosen
+    chosen = local(code, algorithm=True, metrics=metrics).chosen
+    assert {("sinks", "board"), ("sinks", "tensorboard")} <= set(chosen)
+    with pytest.raises(ConfigError, match=r"metrics\.tensorboard_dir: no installed sink reads it"):
+        local("", algorithm=True, metrics=metrics, plugins={"disable": ["sinks.tensorboard"]})
+
+
 def test_a_hook_chooses_a_kernel(local: Callable[..., Assembly]) -> None:
     """It is asked for each op and format with every candidate, and None leaves the choice as it is."""
     code = (

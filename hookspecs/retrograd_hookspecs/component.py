@@ -76,6 +76,24 @@ class Component(Generic[C, P]):
     """Keys of this component's table that name another component: key -> kind, `{"loss": "losses"}`. The
     value
     is the name itself, `name:rest` (the component decides what the rest means), or a `ComponentTable`."""
+    selected_by: str = ""
+    """Dotted key of a shared section that selects this component by being given, besides its kind's own
+    key: "metrics.tensorboard_dir" of a sink."""
+    fallback: bool = False
+    """Serves where the run names no other of its kind: the backend of `model.device = "auto"` on a machine
+    without a GPU, the sampler, the chat format that is tried last. One of a kind."""
+    gpu: bool = False
+    """Of a backend: it is a GPU's, which `model.device` = "gpu" or "auto" take."""
+    present: Callable[[], bool] | None = None
+    """Of a GPU's backend: is there such a GPU? Asked before anything is built; without it there always is."""
+    starts_from: str = ""
+    """Of a trainable: the key of its table that names a file which an earlier run saved, to start from:
+    "init_adapter"."""
+    output_kinds: tuple[str, ...] = ()
+    """Of a trainable: the values of `output.kind` that it can write; empty if its `check` looks at them."""
+    frozen_base: bool = False
+    """Of a trainable: the base weights stay as they are, so that the model without what is trained can be the
+    reference of a KL penalty."""
     applies: tuple[str, ...] = ()
     """Optional shared sections that apply to an algorithm: "evaluation", "observe", "reference"."""
     reads: tuple[str, ...] = ()

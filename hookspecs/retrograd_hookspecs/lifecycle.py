@@ -58,6 +58,10 @@ class SelectionHooks:
         """Name of the backend for `model.device`."""
 
     @hookspec(firstresult=True)
+    def retrograd_select_sampler(self, available: Sequence[str]) -> str | None:
+        """Name of the sampler of all generation."""
+
+    @hookspec(firstresult=True)
     def retrograd_select_kernel(
         self, op: str, format: str, candidates: Sequence[KernelImpl]
     ) -> KernelImpl | None:

@@ -95,7 +95,7 @@ class RegistrationHooks:
 
     @hookspec
     def retrograd_samplers(self) -> Components | None:
-        """Samplers."""
+        """Samplers: what `retrograd_select_sampler` says, else the one with `Component.fallback`."""
 
     @hookspec
     def retrograd_rewards(self) -> Components | None:
@@ -143,11 +143,13 @@ class RegistrationHooks:
 
     @hookspec
     def retrograd_chat_formats(self) -> Components | None:
-        """Chat formats; the first whose `matches` is true, in the order of their names, `prompt` last."""
+        """Chat formats; the first whose `matches` is true, in the order of their names, the one with
+        `Component.fallback` last."""
 
     @hookspec
     def retrograd_backends(self) -> Components | None:
-        """Devices, by `model.device`."""
+        """Devices, by `model.device`; "gpu" and "auto" take one with `Component.gpu` that is present, "auto"
+        else the one with `Component.fallback`."""
 
     @hookspec
     def retrograd_kernels(self) -> Components | None:
@@ -155,7 +157,7 @@ class RegistrationHooks:
 
     @hookspec
     def retrograd_sinks(self) -> Components | None:
-        """Metric sinks; options in `[sink.NAME]`."""
+        """Metric sinks, by `metrics.sinks` or `Component.selected_by`; options in `[sink.NAME]`."""
 
     @hookspec
     def retrograd_commands(self) -> Components | None:

@@ -34,6 +34,7 @@ from .config import (
     SharedSections,
     check_component,
     check_rules,
+    keys_of,
     read_component,
     read_shared,
     read_table,
@@ -293,9 +294,19 @@ class _Chooser:
     def _sinks(self) -> None:
         for name in _value(self._shared, "metrics.sinks", ()):
             self.component("sinks", name, "metrics.sinks")
-        for name, key in (("tensorboard", "tensorboard_dir"), ("wandb", "wandb_export_dir")):
-            if _value(self._shared, f"metrics.{key}", None) is not None:
-                self.component("sinks", name, f"metrics.{key}")
+        for name in (key.name for key in keys_of(SHARED_SECTIONS["metrics"]) if key.name != "sinks"):
+            key = f"metrics.{name}"
+            if _value(self._shared, key, None) is not None:
+                self._selected_by("sinks", key)
+
+    def _selected_by(self, kind: str, key: str) -> None:
+        found = _collect(
+            self._problems, self._document.where(key), key, partial(self._session.selected_by, kind, key)
+        )
+        for registered in found or ():
+            self.component(kind, registered.component.name, key)
+        if found == []:
+            self._problems.append(self._shared.problem(key, f"no installed {KINDS[kind].singular} reads it"))
 
     def _plugin_tables(self) -> None:
         for name in self._document.table("plugin").values:
@@ -308,11 +319,17 @@ class _Chooser:
 
 
 def backend_name(session: PluginSession, device: str) -> str:
-    """The backend for `model.device`: what a hook selects, a GPU's if there is one, else "cpu"."""
-    available = session.catalogue.names("backends")
+    """The backend for `model.device`: what a hook selects; for "auto" a GPU's if there is one, else the one
+    that serves by default."""
+    available = session.names("backends")
     chosen = session.call("retrograd_select_backend", device=device, available=available)
     if chosen:
         return str(chosen)
-    if device == "auto":
-        return "cpu"
-    return "cuda" if device == "gpu" else device
+    if device in ("auto", "gpu") and not session.has("backends", device):
+        gpus = [item.component for item in session.components("backends") if item.component.gpu]
+        present = [gpu for gpu in gpus if gpu.present is None or gpu.present()]
+        if present or (gpus and device == "gpu"):  # one that is missing says in `build` what it misses
+            return (present or gpus)[0].name
+        if device == "auto":
+            return session.fallback("backends").component.name
+    return device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from .engine import EngineSettings
 
 
-FALLBACK_FORMAT = "prompt"
-"""The chat format for templates that know no tools: it matches every model."""
-
-
 def factories(assembly: Assembly) -> Mapping[str, Factory]:
     """Every part by name; each is built at most once, when it is first needed."""
     parts = _Parts(assembly)
@@ -50,7 +46,7 @@ def factories(assembly: Assembly) -> Mapping[str, Factory]:
         "engine": parts.engine,
         "optimizer": lambda _: parts.chosen("optimizers"),
         "schedule": lambda _: parts.chosen("schedules"),
-        "sampler": lambda _: assembly.build("samplers", "default"),
+        "sampler": parts.sampler,
         "algorithm": lambda _: parts.chosen("algorithms"),
         "policy": parts.policy,
         "reference": parts.reference,
@@ -146,17 +142,26 @@ class _Parts:
         template = services.get("template")
         name = self._session.call("retrograd_select_chat_format", template=template.source)
         if not name and not probe_template(template).tools:
-            name = FALLBACK_FORMAT
+            name = self._session.fallback("chat_formats").component.name
         if name:
             return self._assembly.build("chat_formats", name)
-        return first_match(
-            [
-                self._assembly.build("chat_formats", r.component.name)
-                for r in self._session.components("chat_formats")
-            ],
+        # Sorted by name, those that serve any model last.
+        components = [registered.component for registered in self._session.components("chat_formats")]
+        components.sort(key=lambda component: component.fallback)
+        found = first_match(
+            (self._assembly.build("chat_formats", component.name) for component in components),
             template.source,
             services.get("model_file").metadata,
         )
+        if found is None:
+            raise PluginError("no installed chat format matches this model's chat template")
+        return found
+
+    def sampler(self, services: Services) -> Any:
+        """A hook's choice, else the one that serves by default."""
+        available = self._session.names("samplers")
+        name = self._session.call("retrograd_select_sampler", available=available)
+        return self._assembly.build("samplers", name or self._session.fallback("samplers").component.name)
 
     def model(self, services: Services) -> Any:
         """The `CausalLM`, sized for passes of `training.micro_batch` tokens."""
@@ -266,8 +271,7 @@ def resolve_model(assembly: Assembly, locator: str) -> Path:
     return Path(locator).expanduser()
 
 
-def first_match(formats: Sequence[Any], template: str, metadata: Mapping[str, Any]) -> Any:
-    """The first chat format that matches, in the order of their names; the fallback comes last."""
+def first_match(formats: Iterable[Any], template: str, metadata: Mapping[str, Any]) -> Any:
+    """The first of the chat formats that matches a model; None if none does."""
     vocabulary = {text: index for index, text in enumerate(metadata.get("tokenizer.ggml.tokens", ()))}
-    ordered = sorted(formats, key=lambda chat_format: (chat_format.name == FALLBACK_FORMAT, chat_format.name))
-    return next(f for f in ordered if f.matches(template, vocabulary))
+    return next((f for f in formats if f.matches(template, vocabulary)), None)

@@ -399,6 +399,8 @@ TEMPLATES = {
     ("expected", "template"), [(name, template) for name, lines in TEMPLATES.items() for template in lines]
 )
 def test_template_selects_the_format(expected: str, template: str) -> None:
-    formats = sorted((format_class(template) for format_class in CLASSES), key=lambda f: f.name)
+    formats = sorted(
+        (format_class(template) for format_class in CLASSES), key=lambda f: (f.name == "prompt", f.name)
+    )
     chosen = first_match(formats, template, {"tokenizer.ggml.tokens": []})
     assert chosen.name == expected

@@ -150,5 +150,6 @@ def retrograd_backends() -> Sequence[Component[Any, Any]]:
             config=CpuConfig,
             build=build,
             summary="This machine's processor: float32 and bfloat16 kernels compiled by Numba.",
+            fallback=True,
         )
     ]

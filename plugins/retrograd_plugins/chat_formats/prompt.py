@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
@@ -33,10 +35,13 @@ class PromptFormat(FormatBase):
 @hookimpl
 def retrograd_chat_formats() -> list[Component[Any, Any]]:
     return [
-        component(
-            PromptFormat,
-            "prompt",
-            "JSON between <tool_call> tags, explained in the prompt: any model without a format of its own",
-            "retrograd's behaviour specification, section 6",
+        attrs.evolve(
+            component(
+                PromptFormat,
+                "prompt",
+                "JSON between <tool_call> tags, explained in the prompt: any model without its own format",
+                "retrograd's behaviour specification, section 6",
+            ),
+            fallback=True,
         )
     ]

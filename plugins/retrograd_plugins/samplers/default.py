@@ -154,5 +154,6 @@ def retrograd_samplers() -> Sequence[Component[Any, Any]]:
             build=_build,
             summary="Temperature, top-k, top-p, min-p; temperature 0 is greedy.",
             source="Holtzman et al. 2020, section 3.1 (top-p); Nguyen et al. 2024, section 3 (min-p)",
+            fallback=True,
         )
     ]

@@ -83,6 +83,7 @@ def retrograd_sinks() -> list[Component[NoConfig, Sink]]:
             config=NoConfig,
             build=_build,
             summary="TensorBoard event files in metrics.tensorboard_dir.",
+            selected_by="metrics.tensorboard_dir",
             extra="tensorboard",
             requires=("tensorboardX",),
         )

@@ -130,6 +130,7 @@ def retrograd_sinks() -> list[Component[NoConfig, Sink]]:
             config=NoConfig,
             build=_build,
             summary="Offline Weights & Biases run in metrics.wandb_export_dir.",
+            selected_by="metrics.wandb_export_dir",
             extra="wandb",
             requires=("wandb",),
         )

@@ -14,7 +14,7 @@ PLANNED = {
     "algorithms": ("distill", "preference"),
     "trainables": ("full", "partial", "hybrid"),
     "optimizers": ("muon", "gefen"),
-    "backends": ("cuda",),
+    "backends": ("cuda", "gpu"),
 }
 """Names of the reference whose plugins are still to come."""
 

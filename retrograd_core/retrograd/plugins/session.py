@@ -100,10 +100,35 @@ class PluginSession:
                 f" (registered: {', '.join(offered) or 'none'})"
             ) from None
 
+    def names(self, kind: str) -> list[str]:
+        """Names of all components of a kind, sorted, local files' included."""
+        return sorted({*self.catalogue.names(kind), *(n for k, n in self._components if k == kind)})
+
     def components(self, kind: str, prefix: str = "") -> list[Registered]:
         """All components of a kind whose name begins with `prefix`, sorted by name."""
-        names = set(self.catalogue.names(kind)) | {n for k, n in self._components if k == kind}
-        return [self.component(kind, name) for name in sorted(names) if name.startswith(prefix)]
+        return [self.component(kind, name) for name in self.names(kind) if name.startswith(prefix)]
+
+    def selected_by(self, kind: str, key: str) -> list[Registered]:
+        """The components of a kind that the key of a shared section selects, sorted by name."""
+        return [found for found in self.components(kind) if found.component.selected_by == key]
+
+    def fallback(self, kind: str) -> Registered:
+        """The component of a kind that serves where the run names no other.
+
+        Raises `PluginError` if none says that it does, or more than one.
+        """
+        found = [registered for registered in self.components(kind) if registered.component.fallback]
+        if len(found) == 1:
+            return found[0]
+        singular = KINDS[kind].singular
+        if not found:
+            listing = ", ".join(registered.component.name for registered in self.components(kind)) or "none"
+            raise PluginError(f"no {singular} that serves by default is installed (installed: {listing})")
+        owners = " and ".join(f"{r.component.name!r} ({r.distribution})" for r in found)
+        raise PluginError(
+            f"more than one {singular} says that it serves by default: {owners}; leave one out in"
+            f' [plugins] disable = ["{kind}.{found[-1].component.name}"]'
+        )
 
     def has(self, kind: str, name: str) -> bool:
         """True if `component` would find the name."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from retrograd.answers import with_adapter
 from retrograd.assembly import Assembly, assemble
 from retrograd.config import Document
 from retrograd.errors import ConfigError, PluginError
+from retrograd.inspection import served_ops
 
 MakeModel = Callable[..., Path]
 HEAD = "import attrs\nfrom retrograd_hookspecs import Component, ConfigError, NoConfig, hookimpl, key\n\n\n"
@@ -29,8 +31,9 @@ def local(tmp_path: Path, tiny_model: MakeModel) -> Callable[..., Assembly]:
             **tables,
         }
         if algorithm:
-            values |= {"run": {"algorithm": "sft"}, "sft": {"data": "train.jsonl"}, "lora": {}}
-            values["output"] = {"path": "a.gguf"}
+            given = {"run": {"algorithm": "sft"}, "sft": {"data": "train.jsonl"}, "lora": {}}
+            values = {**given, "output": {"path": "a.gguf"}, **values}
+        values = {table: keys for table, keys in values.items() if keys is not None}
         return assemble(Document.from_values(values, base_dir=tmp_path), algorithm=algorithm)
 
     return make
@@ -63,6 +66,94 @@ def test_a_hook_chooses_the_backend(local: Callable[..., Assembly], tiny_model: 
     )
     device = {"path": str(tiny_model()), "device": "abacus"}
     assert local(code, model=device).services.get("backend").name == "reference"
+
+
+TRAINABLE = """\
+@attrs.frozen(kw_only=True)
+class Soft:
+    'Keys.'
+
+    seed: int = key(3, doc='Seed.')
+    start: str = key('', doc='File to start from.')
+
+
+@hookimpl
+def retrograd_trainables():
+    build = lambda config, context: config
+    return [
+        Component(name='soft', config=Soft, build=build, summary='', section='prompt', starts_from='start')
+    ]
+"""
+
+
+def test_a_trainable_of_a_third_party_is_treated_like_a_built_in_one(
+    local: Callable[..., Assembly], tmp_path: Path
+) -> None:
+    start = tmp_path / "soft.gguf"
+    start.write_text("")
+    training = {"trainable": "soft"}
+    assembly = local(TRAINABLE, algorithm=True, training=training, prompt={"seed": 7}, lora=None)
+    assert assembly.services.get("seed") == 7
+    assert with_adapter(assembly.document, start).get("prompt") == {"start": str(start)}
+    with pytest.raises(ConfigError, match="the trainable 'soft' has no key `targets`"):
+        served_ops(assembly.document, ["q"])
+    with pytest.raises(ConfigError, match="no trainable 'softer' is installed"):
+        with_adapter(assembly.document.with_value("training.trainable", "softer", where="test"), start)
+    with pytest.raises(ConfigError, match=r"\[lora\]: this section does not apply with training.trainable"):
+        local(TRAINABLE, algorithm=True, training=training, prompt={})
+    tables: dict[str, Any] = {
+        "checkpoint": {"directory": "c", "mode": "steps", "every_steps": 1, "resume_from": "c/1.state"},
+        "prompt": {"start": "a"},
+        "lora": None,
+    }
+    with pytest.raises(ConfigError, match=r"prompt\.start: cannot be combined with a resume"):
+        local(TRAINABLE, algorithm=True, training=training, **tables)
+    no_start = local(TRAINABLE.replace(", starts_from='start'", ""), training=training)
+    with pytest.raises(ConfigError, match="the trainable 'soft' cannot start from a file"):
+        with_adapter(no_start.document, start)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "agent_grpo"])
+def test_a_penalty_needs_a_reference_where_base_weights_change(
+    local: Callable[..., Assembly], algorithm: str
+) -> None:
+    grpo = {
+        **dict.fromkeys(("updates", "prompts_per_update", "grpo_epochs"), 1),
+        **dict.fromkeys(("clip_range_low", "clip_range_high", "kl_coefficient"), 0.1),
+        "prompts": "train.jsonl",
+        "reward_command": ["true"],
+        "group_size": 2,
+        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 1, "seed": 0},
+    }
+    agent = {"scenarios": "train.jsonl", "updates": 1, "kl_coefficient": 0.1}
+    tables = {"agent": agent} if algorithm == "agent_grpo" else {"grpo": grpo}
+    run = {"run": {"algorithm": algorithm}, "training": {"trainable": "soft"}, "prompt": {}}
+    for frozen in (True, False):
+        code = TRAINABLE.replace("starts_from", f"frozen_base={frozen}, starts_from")
+        said = ""
+        try:
+            local(code, algorithm=True, sft=None, lora=None, **run, **tables)
+        except ConfigError as error:
+            said = str(error)
+        assert ("kl_coefficient: needs [reference] with training.trainable" in said) is not frozen, said
+
+
+def test_a_section_of_another_algorithm_is_named_whoever_wrote_that(local: Callable[..., Assembly]) -> None:
+    code = (
+        "@attrs.frozen(kw_only=True)\n"
+        "class Mine:\n"
+        "    'Keys.'\n\n"
+        "    rate: float = key(1.0, doc='Rate.')\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_algorithms():\n"
+        "    return [Component(name='mine', config=Mine, build=None, summary='', section='my_keys')]\n"
+    )
+    for section, name in (("my_keys", "mine"), ("agent", "agent_grpo"), ("preference", "preference")):
+        with pytest.raises(
+            ConfigError, match=rf'\[{section}\].*: it is read if run.algorithm is "{name}", not "sft"'
+        ):
+            local(code, algorithm=True, **{section: {"rate": 2.0}})
+    local(code, my_keys={})  # a command without an algorithm does not care
 
 
 @pytest.mark.parametrize(("present", "auto"), [("True", "abacus"), ("False", "cpu")])

@@ -13,7 +13,7 @@ import attrs
 
 from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams
 
-from .assembly import Assembly, assemble
+from .assembly import Assembly, assemble, trainable_of
 from .config import Document
 from .conversation import Conversation, ConversationEncoder
 from .engine.generation import GenerationRequest, Generator
@@ -40,14 +40,19 @@ def adapter_document(document: Document, adapter: Path | None) -> tuple[Document
 
 
 def with_adapter(document: Document, adapter: Path) -> Document:
-    """The document with an adapter to start from, whatever its `[lora]` says.
+    """The document with an adapter to start from, whatever the trainable's section says.
 
-    Raises: `ConfigError` if there is no such file.
+    Raises: `ConfigError` if there is no such file, or the trainable starts from none.
     """
     if not adapter.is_file():
         message = f"there is no file {adapter}"
         raise ConfigError([Problem(where="--adapter", message=message, hint="check the path")])
-    return document.with_value("lora", {"init_adapter": str(adapter.absolute())}, where="--adapter")
+    table, trainable = trainable_of(document)
+    if table is None or not trainable.starts_from:
+        message = f"the trainable {trainable.name!r} cannot start from a file"
+        where = document.where("training.trainable")
+        raise ConfigError([Problem(where=where, key="training.trainable", message=message)])
+    return document.with_value(table, {trainable.starts_from: str(adapter.absolute())}, where="--adapter")
 
 
 def answer(

@@ -8,6 +8,7 @@ parts, in the order of their declared needs, when they are first asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from .config import (
     read_table,
     table_name,
 )
+from .config.report import raise_problems
 from .config.resolved import to_table
 from .config.run_config import UnknownValueError
 from .files import file_problems, input_keys
@@ -83,8 +85,7 @@ class Assembly:
 
     def settings(self) -> dict[str, Any]:
         """Every value of the run by dotted key, defaults included; input files and secrets left out."""
-        tables = {name: getattr(self.config, name) for name in SHARED_SECTIONS}
-        given = {name: config for name, config in (tables | self.components()).items() if config is not None}
+        given = self._given()
         inputs = set(input_keys({name: type(config) for name, config in given.items()}))
         return {
             f"{name}.{key}": value
@@ -92,6 +93,20 @@ class Assembly:
             for key, value in to_table(config, secrets=False).items()
             if f"{name}.{key}" not in inputs
         }
+
+    def growing_keys(self) -> list[str]:
+        """Dotted keys that a resumed run may raise (`key(..., may_grow=True)`)."""
+        return [
+            f"{name}.{key.name}"
+            for name, config in self._given().items()
+            for key in keys_of(type(config))
+            if key.info.may_grow
+        ]
+
+    def _given(self) -> dict[str, Any]:
+        """Configuration objects by table, of shared sections and of components."""
+        tables = {name: getattr(self.config, name) for name in SHARED_SECTIONS}
+        return {name: config for name, config in (tables | self.components()).items() if config is not None}
 
     def versions(self) -> dict[str, str]:
         """Version by distribution of everything that the run has loaded."""
@@ -168,17 +183,49 @@ def assemble(document: Document, *, algorithm: bool = True, unread: Collection[s
         where = document.where("plugins.load")
         _collect(problems, where, "plugins.load", partial(session.load_file, path))
     chosen = _Chooser(shared, session, problems).choose(algorithm)
-    shape = RunShape.of((item.kind, item.component) for item in chosen.values())
+    shape = RunShape.of(
+        ((item.kind, item.component) for item in chosen.values()), partial(_installed, session)
+    )
     problems += check_rules(shared, shape)
     if not shared.problems:
-        config = shared.config(fixed_accumulation=shape.fixed_accumulation)
+        config = shared.config(shape=shape)
         for item in chosen.values():
             if item.config is not None:
                 problems += check_component(item.component, item.table, item.config, config)
     problems += file_problems(shared, _by_table(chosen), algorithm=algorithm, unread=unread)
-    config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
+    config = shared.config(problems, shape=shape)
     session.call("retrograd_configure", config=config)
     return _parts(document, config, session, chosen)
+
+
+def trainable_of(document: Document) -> tuple[str | None, Component[Any, Any]]:
+    """The table and the component of what a document trains.
+
+    Raises: `ConfigError` if there is no such component.
+    """
+    shared = read_shared(document, absent=_UNUSED)
+    problems: list[Problem] = []
+    session = PluginSession(_catalogue(shared, problems))
+    name = _value(shared, "training.trainable", "")
+    if not session.has("trainables", name):
+        for path in _value(shared, "plugins.load", ()):
+            session.load_file(path)
+    key = "training.trainable"
+    found = _collect(problems, document.where(key), key, partial(usable, session, "trainables", name))
+    raise_problems([*(problem for problem in shared.problems if problem.key == key), *problems])
+    return table_name("trainables", found.component), found.component
+
+
+def _installed(session: PluginSession, kind: str) -> list[Component[Any, Any]]:
+    """Every component of a kind: those of the run, and those that are not loaded, which stay out of it.
+    One that cannot be loaded is left out: it is a run that names it which has to say so."""
+    found = {item.component.name: item.component for item in session.loaded() if item.kind == kind}
+    apart = PluginSession(session.catalogue)
+    for name in session.catalogue.names(kind):
+        if name not in found:
+            with suppress(PluginError):
+                found[name] = apart.component(kind, name).component
+    return [found[name] for name in sorted(found)]
 
 
 def _parts(

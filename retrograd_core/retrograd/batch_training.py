@@ -47,7 +47,7 @@ class BatchTraining:
         self._engine = services.get("engine")
         self._tokenizer = services.get("tokenizer")
         self._encoder: ConversationEncoder = encoder_of(assembly)
-        self._loss = assembly.build("losses", "grpo")
+        self._loss = assembly.build("losses", assembly.one("losses").component.name)
         self._ctx = assembly.config.training.ctx
         self._update = Updater(
             trainable=services.get("trainable"),

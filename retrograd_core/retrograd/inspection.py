@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
-from retrograd_hookspecs import OPS, OPS_BY_FORMAT, KernelError
+from retrograd_hookspecs import OPS, OPS_BY_FORMAT, ConfigError, KernelError, Problem
 
-from .assembly import Assembly, assemble
-from .config import Document
+from .assembly import Assembly, assemble, trainable_of
+from .config import Document, keys_of
 from .progress import size
 
 
@@ -35,9 +35,16 @@ class ServedOp:
 
 
 def served_ops(document: Document, targets: Sequence[str] = ()) -> list[ServedOp]:
-    """Every op of a training step on this model and device. Raises `KernelError` if one has no kernel."""
-    for target in [list(targets)] if targets else []:
-        document = document.with_value("lora.targets", target, where="--targets")
+    """Every op of a training step on this model and device.
+
+    Raises: `KernelError` if one has no kernel, `ConfigError` if the trainable has no `targets`.
+    """
+    if targets:
+        table, trainable = trainable_of(document)
+        if "targets" not in {key.name for key in keys_of(trainable.config)}:
+            message = f"the trainable {trainable.name!r} has no key `targets`"
+            raise ConfigError([Problem(where="--targets", message=message)])
+        document = document.with_value(f"{table}.targets", list(targets), where="--targets")
     assembly = assemble(document, algorithm=False)
     assembly.services.get("trainable").attach(assembly.services.get("model"))
     return _served(assembly)

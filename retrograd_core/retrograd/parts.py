@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .engine import EngineSettings
 
 
+DEFAULT_SEED = 42
+"""Seed of a run whose trainable has no key for one."""
+
+
 def factories(assembly: Assembly) -> Mapping[str, Factory]:
     """Every part by name; each is built at most once, when it is first needed."""
     parts = _Parts(assembly)
@@ -43,6 +47,7 @@ def factories(assembly: Assembly) -> Mapping[str, Factory]:
         "chat_format": parts.chat_format,
         "model": parts.model,
         "trainable": lambda _: parts.chosen("trainables"),
+        "seed": parts.seed,
         "engine": parts.engine,
         "optimizer": lambda _: parts.chosen("optimizers"),
         "schedule": lambda _: parts.chosen("schedules"),
@@ -174,6 +179,10 @@ class _Parts:
             services.get("backend"),
             token_capacity=self._config.training.micro_batch,
         )
+
+    def seed(self, services: Services) -> int:
+        """The key `seed` of the trainable's table, from which the data is shuffled too; 42 if it has none."""
+        return int(getattr(self._assembly.one("trainables").config, "seed", DEFAULT_SEED))
 
     def engine(self, services: Services) -> Any:
         """The `TrainingEngine` with the trainable attached."""

@@ -16,7 +16,6 @@ from retrograd_hookspecs import (
     ConfigError,
     LossBatch,
     LossResult,
-    Problem,
     TrainingError,
     UpdateRule,
 )
@@ -25,6 +24,7 @@ from .assembly import Assembly, assemble
 from .checkpoint import CheckpointStore, signature_differences
 from .config import Document, table_name
 from .config.resolved import write_resolved
+from .config.rules import start_and_resume
 from .engine import TrainingEngine, TrainingSequence, plan_epoch
 from .memory_report import memory_report
 from .metrics import JsonlMetrics, SinkSet
@@ -49,14 +49,12 @@ def start_run(
 
     `resume`: a `.state` directory, or "" for the newest of `[checkpoint].directory`.
     """
-    if resume is not None and document.get("lora.init_adapter") is not None:
-        message = "cannot be combined with --resume: the checkpoint holds the adapter"
-        hint = "leave init_adapter out, and set rank, alpha, targets and dtype as they are in it"
-        where = document.where("lora.init_adapter")
-        raise ConfigError([Problem(where=where, key="lora.init_adapter", message=message, hint=hint)])
     if resume and document.table("checkpoint").given:
         document = document.with_value("checkpoint.resume_from", resume, where="--resume")
     assembly = assemble(document)
+    start = assembly.config.shape.starts_from
+    if resume is not None and start and document.get(start) is not None:
+        raise ConfigError([start_and_resume(document, start, "--resume")])
     checkpoint = find_checkpoint(assembly, resume)
     run = make_run(assembly, reporter)
     if resume == "" and checkpoint is not None:

@@ -12,7 +12,6 @@ from retrograd.config import (
     RunConfig,
     RunShape,
     check_component,
-    check_init_adapter,
     check_rules,
     read_component,
     read_shared,
@@ -88,11 +87,22 @@ GRPO = Component(
     reads=("training.generation_concurrency", "evaluation.max_examples"),
     fixed_accumulation=True,
 )
-LORA = Component(name="lora", config=LoraConfig, build=_build, summary="LoRA", check=check_init_adapter)
-FULL = Component(name="full", config=NoConfig, build=_build, summary="all weights")
+LORA = Component(
+    name="lora",
+    config=LoraConfig,
+    build=_build,
+    summary="LoRA",
+    starts_from="init_adapter",
+    output_kinds=("adapter",),
+    frozen_base=True,
+)
+FULL = Component(
+    name="full", config=NoConfig, build=_build, summary="all weights", output_kinds=("trainable", "model")
+)
 ADAMW = Component(name="adamw", config=NoConfig, build=_build, summary="AdamW")
 SGD = Component(name="sgd", config=SgdConfig, build=_build, summary="SGD")
 
+INSTALLED = {"algorithms": (SFT, GRPO), "trainables": (LORA, FULL)}
 SFT_RUN = (("algorithms", SFT), ("trainables", LORA), ("optimizers", ADAMW))
 
 
@@ -101,13 +111,13 @@ def read_run(
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Read a document the way an assembly does; raises ConfigError with every problem."""
     shared = read_shared(document)
-    shape = RunShape.of(components)
+    shape = RunShape.of(components, lambda kind: INSTALLED[kind])
     problems = check_rules(shared, shape)
     configs: dict[str, Any] = {}
     read = {kind: read_component(kind, component, document) for kind, component in components}
     for structured in read.values():
         problems.extend(structured.problems)
-    config = shared.config(problems, fixed_accumulation=shape.fixed_accumulation)
+    config = shared.config(problems, shape=shape)
     for kind, component in components:
         configs[kind] = read[kind].value
         problems.extend(check_component(component, table_name(kind, component), configs[kind], config))

@@ -178,7 +178,7 @@ def test_the_kind_of_output(parse: Parse) -> None:
     text = BASE.replace('"o.gguf"', '"o.gguf"\nkind = "model"')
     assert problems(parse, text) == [
         'run.toml:7: output.kind: "model" cannot be written with training.trainable = "lora", only "adapter"'
-        ' ("model" needs trainable = "full" or "partial")'
+        ' ("model" needs trainable = "full")'
     ]
     full = text.replace("[lora]\n", "[training]\ntrainable = 'full'\n")
     assert problems(parse, full, FULL_RUN) == []
@@ -235,7 +235,7 @@ def test_init_adapter(parse: Parse) -> None:
     )
     assert problems(parse, resumed) == [
         "run.toml:8: lora.init_adapter: cannot be combined with a resume (run.toml:15): the checkpoint holds"
-        " the adapter (leave init_adapter out to resume)"
+        " the weights (leave init_adapter out, and give the other keys as they are in the checkpoint)"
     ]
 
 

@@ -175,6 +175,44 @@ def test_a_finished_run_resumes_to_the_same_result(workspace: Workspace) -> None
     assert workspace.adapter == whole
 
 
+def test_more_epochs(workspace: Workspace) -> None:
+    """A finished run goes on with more of them, to the result of one that had as many from the start."""
+
+    def path(epochs: int) -> Path:
+        checkpoint = {"directory": "checkpoints", "mode": "steps", "every_steps": 1}
+        return workspace.toml(checkpoint=checkpoint, training={"epochs": epochs})
+
+    retrograd("train", path(2))
+    whole, losses = workspace.adapter, workspace.losses()
+    (workspace / "checkpoints").rename(workspace / "checkpoints.whole")
+    retrograd("train", path(1))
+    retrograd("train", path(2), "--resume")
+    assert workspace.adapter == whole
+    assert workspace.losses() == losses
+
+
+def test_a_run_that_lost_patience_stays_stopped_until_it_has_more(workspace: Workspace) -> None:
+    """Also where it was killed before it could write its result."""
+
+    def path(patience: int) -> Path:
+        return workspace.toml(
+            training={"lr": 0.0, "epochs": 5},
+            evaluation={"data": "heldout.jsonl", "patience": patience},
+            checkpoint={"directory": "checkpoints", "mode": "steps", "every_steps": 1},
+        )
+
+    stopped = retrograd("train", path(2)).out
+    assert "stopped early after" in stopped
+    steps = max(workspace.losses())
+    (workspace / "out" / "adapter.gguf").unlink()
+    found = retrograd("train", path(2), "--resume")
+    assert f"stopped early after {steps} steps" in found.out
+    assert "no improvement in 2 evaluations" in found.err
+    assert max(workspace.losses()) == steps
+    found = retrograd("train", path(3), "--resume")
+    assert f"stopped early after {steps * 4 // 3} steps" in found.out
+
+
 def test_a_moved_folder_resumes(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Paths may change; what is in the files decides."""
     tables: dict[str, Any] = {"checkpoint": {"directory": "checkpoints", "mode": "steps", "every_steps": 4}}
@@ -200,8 +238,8 @@ def test_a_run_that_started_from_an_adapter_resumes(workspace: Workspace) -> Non
     whole = workspace.adapter
     state = workspace / "checkpoints" / "step-000005.state"
     refused = retrograd("train", path, "--resume", state, code=2)
-    assert "lora.init_adapter: cannot be combined with --resume" in refused.err
-    assert "set rank, alpha, targets and dtype as they are in it" in refused.err
+    assert "lora.init_adapter: cannot be combined with a resume (--resume)" in refused.err
+    assert "give the other keys as they are in the checkpoint" in refused.err
 
     tables["lora"] = {"rank": None}
     refused = retrograd("train", workspace.toml(**tables), "--resume", state, code=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from retrograd_hookspecs import key
@@ -10,6 +12,14 @@ LARGEST_ERROR = 0.2
 """Relative distance to the target that counts at most."""
 GAIN = 0.1
 """Share of that distance by which the coefficient changes in an update."""
+
+
+def no_reference(run: Any) -> tuple[str, str]:
+    """Message and hint for a kl_coefficient in a run whose base weights change, without a [reference]."""
+    return (
+        f'needs [reference] with training.trainable = "{run.training.trainable}": base weights change',
+        "name the model to stay close to",
+    )
 
 
 @attrs.frozen(kw_only=True)

@@ -44,6 +44,7 @@ from ._agent_algorithm import AgenticGrpo, NoReward
 from ._agent_config import AgenticGRPOConfig, CollectApiConfig, ScenarioGenerationConfig
 from ._agent_stage import SHARED, STAGE_NEEDS, STATELESS, build_stage, build_worlds, limits_of
 from ._base import ROLLOUT_KEYS, Parts
+from ._kl import no_reference
 
 __all__ = [
     "STAGE_NEEDS",
@@ -104,6 +105,8 @@ def _check(config: AgenticGRPOConfig, table: ConfigTable, run: Any) -> list[Prob
         add("environment", "[evaluation] reports the environment's reward, and there is none", "remove it")
     if config.kl_coefficient == 0 and run.reference is not None:
         add("kl_coefficient", "is 0, so [reference] has no effect", "remove the section, or set it")
+    elif config.kl_coefficient > 0 and run.reference is None and not run.shape.frozen_base:
+        add("kl_coefficient", *no_reference(run))
     if config.environment is not None:
         for number, server in enumerate(config.mcp_servers):
             if not server.stateless:

@@ -69,7 +69,7 @@ from retrograd_hookspecs import (
 
 from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
 from ._judging import Judging
-from ._kl import KlCoefficient, KlScheduleConfig
+from ._kl import KlCoefficient, KlScheduleConfig, no_reference
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
 from ._rollouts import HOOK_HINT, Draw, all_equal, why_lost, why_stalled
@@ -379,12 +379,8 @@ def _check(config: GRPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
             add("kl_schedule", "needs kl_coefficient > 0", "leave it out, or set kl_coefficient")
         if run.reference is not None:
             add("kl_coefficient", "is 0, so [reference] has no effect", "remove the section, or set it")
-    elif run.reference is None and run.training.trainable != "lora":
-        add(
-            "kl_coefficient",
-            f'needs [reference] with training.trainable = "{run.training.trainable}": base weights change',
-            "name the model to stay close to",
-        )
+    elif run.reference is None and not run.shape.frozen_base:
+        add("kl_coefficient", *no_reference(run))
     penalty = config.overlong_penalty
     if penalty is not None and penalty.buffer_tokens > config.sampling.max_new_tokens:
         add(

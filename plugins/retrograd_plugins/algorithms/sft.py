@@ -300,7 +300,7 @@ def _build(config: SftConfig, context: BuildContext) -> Algorithm:
         loss=context.build("losses", config.loss),
         dataset=context.build("datasets", config.format_of(config.data), **keys),
         tokenizer=context.service("tokenizer"),
-        seed=run.table("lora").get("seed", 42),
+        seed=context.service("seed"),
         training=run.training,
         evaluation=run.evaluation,
     )
@@ -329,7 +329,7 @@ def retrograd_algorithms() -> list[Component[SftConfig, Algorithm]]:
             config=SftConfig,
             build=_build,
             summary="Supervised fine-tuning on conversations or plain text.",
-            needs=("engine", "tokenizer"),
+            needs=("engine", "tokenizer", "seed"),
             selects={"loss": "losses", "data_format": "datasets"},
             check=_check,
             applies=("evaluation",),

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from retrograd.config import check_init_adapter
 from retrograd_hookspecs import (
     BuildContext,
     Component,
@@ -101,18 +100,14 @@ def _problem(context: BuildContext, message: str) -> Problem:
 
 
 def check(config: LoraConfig, table: ConfigTable, run: Any) -> Iterable[Problem]:
-    """`init_adapter` must exist, and cannot be combined with a resume."""
-    problems = list(check_init_adapter(config, table, run))
+    """`init_adapter` must exist."""
     if config.init_adapter is not None and not config.init_adapter.is_file():
-        problems.append(
-            Problem(
-                where=table.where("init_adapter"),
-                key=f"{table.name}.init_adapter",
-                message=f"there is no file {config.init_adapter}",
-                hint="give the adapter GGUF that a run wrote, or leave init_adapter out",
-            )
+        yield Problem(
+            where=table.where("init_adapter"),
+            key=f"{table.name}.init_adapter",
+            message=f"there is no file {config.init_adapter}",
+            hint="give the adapter GGUF that a run wrote, or leave init_adapter out",
         )
-    return problems
 
 
 @hookimpl
@@ -127,5 +122,8 @@ def retrograd_trainables() -> Sequence[Component[Any, Any]]:
             source="Hu et al. 2021 (arXiv:2106.09685), section 4.1",
             needs=("model",),
             check=check,
+            starts_from="init_adapter",
+            output_kinds=("adapter",),
+            frozen_base=True,
         )
     ]

@@ -10,7 +10,7 @@ from .lint import class_faults
 from .reference import render_table, sections_in, update_reference
 from .report import ordered, raise_problems
 from .resolved import resolved_text, to_table, write_resolved
-from .rules import CONDITIONAL_KEYS, check_init_adapter, check_rules
+from .rules import CONDITIONAL_KEYS, check_rules
 from .run_config import RunConfig, SharedSections, read_shared
 from .schema import json_schema
 from .sections import (
@@ -53,7 +53,6 @@ __all__ = [
     "Structured",
     "TrainingConfig",
     "check_component",
-    "check_init_adapter",
     "check_rules",
     "class_faults",
     "json_schema",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
 
-from retrograd_hookspecs import ConfigTable, Problem
+from retrograd_hookspecs import Problem
 
+from .document import Document
 from .keys import keys_of
 from .messages import quote, show
-from .run_config import RunConfig, SharedSections, UnknownValueError
+from .run_config import SharedSections, UnknownValueError
 from .section_rules import component_sections_apply, shared_sections_apply
 from .sections import SHARED_SECTIONS
 from .shape import RunShape
@@ -44,12 +44,6 @@ CONDITIONAL_KEYS: Mapping[str, str] = MappingProxyType(
 `Component.reads`. One that nothing in the run reads is refused unless it has its default, so that no
 setting is silently without effect."""
 
-_OUTPUT_KINDS = {
-    "lora": ("adapter",),
-    "full": ("trainable", "model"),
-    "partial": ("trainable", "model"),
-    "hybrid": ("trainable",),
-}
 _LARGEST_FACTORED = 10**9
 
 
@@ -151,17 +145,34 @@ def details_need_their_switch(shared: SharedSections, shape: RunShape) -> Iterat
 
 
 def output_kind_fits_trainable(shared: SharedSections, shape: RunShape) -> Iterator[Problem]:
-    """Which results each trainable of the reference can write; others check for themselves."""
-    kind, trainable = shared.value("output.kind"), shared.value("training.trainable")
-    allowed = _OUTPUT_KINDS.get(trainable)
-    if kind is None or allowed is None or kind in allowed:
+    """Which results a trainable that says so can write."""
+    kind, allowed = shared.value("output.kind"), shape.output_kinds
+    if kind is None or not allowed or kind in allowed:
         return
-    fits = [quote(name) for name, kinds in _OUTPUT_KINDS.items() if kind in kinds]
+    fits = [quote(other.name) for other in shape.installed("trainables") if kind in other.output_kinds]
     yield shared.problem(
         "output.kind",
-        f"{quote(kind)} cannot be written with training.trainable = {quote(trainable)}"
+        f"{quote(kind)} cannot be written with training.trainable = {quote(shape.trainable)}"
         f"{shared.places('training.trainable')}, only {' or '.join(quote(k) for k in allowed)}",
-        f"{quote(kind)} needs trainable = {' or '.join(fits)}",
+        f"{quote(kind)} needs trainable = {' or '.join(fits)}" if fits else "leave it out",
+    )
+
+
+def a_start_excludes_a_resume(shared: SharedSections, shape: RunShape) -> Iterator[Problem]:
+    """A checkpoint holds the weights: a run that is resumed starts from no other file."""
+    resume = shared.value("checkpoint.resume_from")
+    if resume is not None and shape.starts_from and shared.given(shape.starts_from):
+        yield start_and_resume(shared.document, shape.starts_from, shared.where("checkpoint.resume_from"))
+
+
+def start_and_resume(document: Document, key: str, resume: str) -> Problem:
+    """The problem of a key that names a file to start from in a run that is resumed, as `resume` says."""
+    name = key.partition(".")[2]
+    return Problem(
+        where=document.where(key),
+        key=key,
+        message=f"cannot be combined with a resume ({resume}): the checkpoint holds the weights",
+        hint=f"leave {name} out, and give the other keys as they are in the checkpoint",
     )
 
 
@@ -196,26 +207,6 @@ def conditional_keys_are_read(shared: SharedSections, shape: RunShape) -> Iterat
             continue
 
 
-def check_init_adapter(config: Any, table: ConfigTable, run: RunConfig) -> list[Problem]:
-    """`lora.init_adapter` cannot be combined with a resume: the checkpoint holds the adapter.
-
-    For the `check` of components that read `[lora]`; `excluded_by="init_adapter"` of the other keys
-    does the rest.
-    """
-    resumed = run.checkpoint is not None and run.checkpoint.resume_from is not None
-    if "init_adapter" not in table or not resumed:
-        return []
-    resume = run.document.where("checkpoint.resume_from")
-    return [
-        Problem(
-            where=table.where("init_adapter"),
-            key=f"{table.name}.init_adapter",
-            message=f"cannot be combined with a resume ({resume}): the checkpoint holds the adapter",
-            hint="leave init_adapter out to resume",
-        )
-    ]
-
-
 Rule = Callable[[SharedSections, RunShape], Iterable[Problem]]
 RULES: tuple[Rule, ...] = (
     micro_batches_divide_ctx,
@@ -223,6 +214,7 @@ RULES: tuple[Rule, ...] = (
     step_modes_need_every_steps,
     details_need_their_switch,
     output_kind_fits_trainable,
+    a_start_excludes_a_resume,
     reference_holds_the_context,
     shared_sections_apply,
     component_sections_apply,

@@ -29,6 +29,7 @@ from .sections import (
     RunSection,
     TrainingConfig,
 )
+from .shape import RunShape
 from .structure import Structured, read_table
 
 
@@ -47,6 +48,8 @@ class RunConfig:
     reference: ReferenceConfig | None = None
     plugins: PluginsConfig = attrs.field(factory=PluginsConfig)
     document: Document = attrs.field(eq=False, repr=False)
+    shape: RunShape = attrs.field(factory=RunShape, eq=False, repr=False)
+    """What the selected components declare, for the `check` of another one."""
 
     @property
     def base_dir(self) -> Path:
@@ -117,24 +120,26 @@ class SharedSections:
         """A problem of a key, at its line."""
         return Problem(where=self.where(key), key=key, message=message, hint=hint)
 
-    def config(self, extra: Iterable[Problem] = (), *, fixed_accumulation: bool = False) -> RunConfig:
+    def config(self, extra: Iterable[Problem] = (), *, shape: RunShape | None = None) -> RunConfig:
         """The configuration.
 
         Args:
             extra: further problems, reported together with those of the sections.
-            fixed_accumulation: set gradient_accumulation to ctx / micro_batch, as the algorithm does.
+            shape: what the selected components declare. Where the algorithm fixes accumulation,
+                gradient_accumulation becomes ctx / micro_batch.
 
         Raises:
             ConfigError: there is any problem.
         """
         raise_problems([*self.problems, *extra])
         values: dict[str, Any] = {name: section.value for name, section in self.sections.items()}
-        if fixed_accumulation:
+        shape = shape or RunShape()
+        if shape.fixed_accumulation:
             training = cast(TrainingConfig, values["training"])
             values["training"] = attrs.evolve(
                 training, gradient_accumulation=training.ctx // training.micro_batch
             )
-        return RunConfig(document=self.document, **values)
+        return RunConfig(document=self.document, shape=shape, **values)
 
 
 def read_shared(document: Document, *, absent: Mapping[str, Any] | None = None) -> SharedSections:

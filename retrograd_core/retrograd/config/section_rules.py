@@ -11,8 +11,8 @@ from .keys import keys_of
 from .messages import did_you_mean, listing, nearest, quote
 from .run_config import SharedSections, component_paths
 from .scanner import KeyPath
-from .sections import KNOWN_ALGORITHM_SECTIONS, NAMED_TABLES, SHARED_SECTIONS
-from .shape import RunShape
+from .sections import NAMED_TABLES, PLANNED_SECTIONS, SHARED_SECTIONS
+from .shape import RunShape, table_name
 
 
 def shared_sections_apply(shared: SharedSections, shape: RunShape) -> Iterator[Problem]:
@@ -47,35 +47,46 @@ def _stray(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[P
     name = str(path[0])
     if name in NAMED_TABLES:
         yield from _stray_named_table(shared, shape, path)
-    elif name in KNOWN_ALGORITHM_SECTIONS:
-        if shape.algorithm:
-            yield _section_problem(
-                shared,
-                path,
-                f"this section does not apply: it is read if run.algorithm is"
-                f" {quote(KNOWN_ALGORITHM_SECTIONS[name])}, not"
-                f" {quote(shape.algorithm)}{shared.places('run.algorithm')}",
-                "a run has exactly one algorithm section",
-            )
-    elif name in ("lora", "trainable"):
-        if shape.trainable:
-            yield _section_problem(
-                shared,
-                path,
-                "this section does not apply with training.trainable ="
-                f" {quote(shape.trainable)}{shared.places('training.trainable')}",
-                "remove it",
-            )
     elif isinstance(shared.document.value(path), Mapping | list):
-        known = [*SHARED_SECTIONS, *sorted(shape.sections), *NAMED_TABLES]
-        # Without its algorithm a run's sections are not known: then only a misspelt name is one.
-        if shape.algorithm or nearest(name, known):
-            hint = did_you_mean(name, known) or listing(known, what="sections of this run")
-            yield _section_problem(shared, path, "unknown section: nothing in this run reads it", hint)
+        yield from _stray_section(shared, shape, path)
     else:
         owners = [s for s, cls in SHARED_SECTIONS.items() if name in {key.name for key in keys_of(cls)}]
         hint = f"did you mean {owners[0]}.{name}?" if owners else "keys belong below a [section]"
         yield _problem(shared, path, join_key(path), "unknown key outside any section", hint)
+
+
+def _stray_section(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[Problem]:
+    name = str(path[0])
+    known = [*SHARED_SECTIONS, *sorted(shape.sections), *NAMED_TABLES]
+    if shape.trainable and _owners(shape, "trainables", name):
+        yield _section_problem(
+            shared,
+            path,
+            "this section does not apply with training.trainable ="
+            f" {quote(shape.trainable)}{shared.places('training.trainable')}",
+            "remove it",
+        )
+    # Without its algorithm a run's sections are not known: then only a misspelt name is one.
+    elif not shape.algorithm and not nearest(name, known):
+        return
+    elif owners := _owners(shape, "algorithms", name):
+        if shape.algorithm:
+            yield _section_problem(
+                shared,
+                path,
+                f"this section does not apply: it is read if run.algorithm is {' or '.join(owners)}, not"
+                f" {quote(shape.algorithm)}{shared.places('run.algorithm')}",
+                "a run has exactly one algorithm section",
+            )
+    else:
+        hint = did_you_mean(name, known) or listing(known, what="sections of this run")
+        yield _section_problem(shared, path, "unknown section: nothing in this run reads it", hint)
+
+
+def _owners(shape: RunShape, kind: str, section: str) -> list[str]:
+    """Names in quotes of what reads a section, installed or still to come."""
+    installed = [quote(c.name) for c in shape.installed(kind) if table_name(kind, c) == section]
+    return installed or [quote(name) for name in PLANNED_SECTIONS[kind].get(section, ())]
 
 
 def _stray_named_table(shared: SharedSections, shape: RunShape, path: KeyPath) -> Iterator[Problem]:

@@ -271,14 +271,10 @@ NAMED_TABLES: Mapping[str, NamedTable] = MappingProxyType(
 )
 """Tables whose second part is the name of a component."""
 
-KNOWN_ALGORITHM_SECTIONS: Mapping[str, str] = MappingProxyType(
+PLANNED_SECTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "sft": "sft",
-        "ppo": "ppo",
-        "grpo": "grpo",
-        "distill": "distill",
-        "preference": "preference",
-        "agent": "agent_grpo",
+        "algorithms": {"distill": ("distill",), "preference": ("preference",)},
+        "trainables": {"trainable": ("full", "partial", "hybrid")},
     }
 )
-"""Algorithm that reads each algorithm section of the reference, installed or not."""
+"""Sections of the reference whose components are still to come, with their names."""

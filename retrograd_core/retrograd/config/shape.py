@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -12,9 +12,15 @@ from retrograd_hookspecs import Component, PluginError, Problem
 from .document import Document
 from .keys import keys_of
 from .messages import quote
-from .run_config import RunConfig
 from .sections import NAMED_TABLES
 from .structure import Structured, read_table
+
+if TYPE_CHECKING:
+    from .run_config import RunConfig
+
+
+def _nothing(kind: str) -> Sequence[Component[Any, Any]]:
+    return ()
 
 
 @attrs.frozen(kw_only=True)
@@ -33,9 +39,21 @@ class RunShape:
     reads: frozenset[str] = frozenset()
     """Conditional shared keys that some component reads; see `rules.CONDITIONAL_KEYS`."""
     fixed_accumulation: bool = False
+    starts_from: str = ""
+    """Dotted key that names a file which the trainable starts from: "lora.init_adapter"."""
+    output_kinds: tuple[str, ...] = ()
+    """What `output.kind` may be; empty if anything."""
+    frozen_base: bool = False
+    """The base weights stay as they are."""
+    installed: Callable[[str], Sequence[Component[Any, Any]]] = attrs.field(default=_nothing, eq=False)
+    """All components of a kind that are installed, to explain a mistake."""
 
     @classmethod
-    def of(cls, components: Iterable[tuple[str, Component[Any, Any]]]) -> RunShape:
+    def of(
+        cls,
+        components: Iterable[tuple[str, Component[Any, Any]]],
+        installed: Callable[[str], Sequence[Component[Any, Any]]] = _nothing,
+    ) -> RunShape:
         """The shape of a run made of `(kind, component)` pairs."""
         names: dict[str, str] = {}
         sections: dict[str, str] = {}
@@ -43,6 +61,7 @@ class RunShape:
         applies: set[str] = set()
         reads: set[str] = set()
         fixed = False
+        trainable: dict[str, Any] = {}
         for kind, component in components:
             names[kind] = component.name
             reads.update(component.reads)
@@ -50,6 +69,13 @@ class RunShape:
                 applies.update(component.applies)
                 fixed = component.fixed_accumulation
             table = table_name(kind, component)
+            if kind == "trainables":
+                starts_from = f"{table}.{component.starts_from}" if component.starts_from else ""
+                trainable = {
+                    "starts_from": starts_from,
+                    "output_kinds": component.output_kinds,
+                    "frozen_base": component.frozen_base,
+                }
             if table is None:
                 continue
             sections[table] = _selection(kind, component.name)
@@ -63,6 +89,8 @@ class RunShape:
             applies=frozenset(applies),
             reads=frozenset(reads),
             fixed_accumulation=fixed,
+            installed=installed,
+            **trainable,
         )
 
 

@@ -73,9 +73,9 @@ from .rollouts import (
     ToolsetDefinition,
     ToolSpec,
 )
-from .sampling import BatchSampler, Sampler, SamplingParams
+from .sampling import BatchSampler, GrammarEngine, Sampler, SamplingParams, TokenConstraint
 from .sinks import Sink
-from .text import ChatFormat, ChatTemplate, Message, ParsedTurn, Role, Tokenizer, ToolCall
+from .text import ChatFormat, ChatTemplate, GrammarFormat, Message, ParsedTurn, Role, Tokenizer, ToolCall
 from .training import (
     Algorithm,
     AuditFinding,
@@ -131,6 +131,8 @@ __all__ = [
     "EvaluationReport",
     "ExecResult",
     "Finish",
+    "GrammarEngine",
+    "GrammarFormat",
     "Judge",
     "JudgeGroup",
     "JudgeMember",
@@ -176,6 +178,7 @@ __all__ = [
     "StepReport",
     "StepResult",
     "TensorInfo",
+    "TokenConstraint",
     "TokenExample",
     "Tokenizer",
     "TokenizerError",

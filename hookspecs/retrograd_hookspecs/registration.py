@@ -49,6 +49,7 @@ KINDS: dict[str, Kind] = {
         Kind(name="schedules", singular="schedule", gives="Schedule", pip_prefix="schedule"),
         Kind(name="trainables", singular="trainable", gives="Trainable", pip_prefix="trainable"),
         Kind(name="samplers", singular="sampler", gives="Sampler", pip_prefix="sampler"),
+        Kind(name="constraints", singular="constraint", gives="GrammarEngine", pip_prefix="constraint"),
         Kind(name="rewards", singular="reward", gives="Reward", pip_prefix="reward"),
         Kind(name="judges", singular="judge", gives="Judge", pip_prefix="judge"),
         Kind(name="environments", singular="environment", gives="EnvironmentProvider", pip_prefix="env"),
@@ -96,6 +97,10 @@ class RegistrationHooks:
     @hookspec
     def retrograd_samplers(self) -> Components | None:
         """Samplers: what `retrograd_select_sampler` says, else the one with `Component.fallback`."""
+
+    @hookspec
+    def retrograd_constraints(self) -> Components | None:
+        """Engines of constrained decoding, by `agent.constrain_tool_calls`."""
 
     @hookspec
     def retrograd_rewards(self) -> Components | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
     from .training import FloatArray
 
@@ -44,3 +45,32 @@ class BatchSampler(Sampler, Protocol):
     ) -> list[tuple[int, float]]:
         """What `sample` gives for each row of logits (n, V): a row's token is a function of that row, its
         parameters and its generator alone."""
+
+
+class TokenConstraint(Protocol):
+    """What one sequence may go on with; made anew for each, and asked before every token of it.
+
+    Where the sequence must end, a stop token is all that is allowed.
+    """
+
+    problem: str
+    """Why the constraint gave up, "" if it did not: from there on everything is allowed."""
+
+    def allowed(self) -> npt.NDArray[np.bool_] | None:
+        """bool (V,), True for tokens that may come next, at least one of them; None if all may."""
+
+    def advance(self, token: int) -> None:
+        """Note the token that was drawn, one of those that were allowed."""
+
+
+class GrammarEngine(Protocol):
+    """Makes constraints out of grammars for the tokenizer of a run."""
+
+    def compile(self, grammar: str) -> Callable[[], TokenConstraint]:
+        """A maker of constraints, one a sequence, whose texts the grammar describes.
+
+        `grammar` is in Lark's notation with the extensions of llguidance (`%json`, lazy rules, `~`). A text
+        is all that stands between prompt and stop token; a special token is the text that it is decoded to.
+
+        Raises `RolloutError` for a grammar that the engine cannot use, with the reason.
+        """

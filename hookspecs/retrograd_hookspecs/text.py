@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -104,3 +104,19 @@ class ChatFormat(Protocol):
 
     def format_calls(self, calls: Sequence[ToolCall]) -> str:
         """The text that a model of this family writes for `calls`."""
+
+
+@runtime_checkable
+class GrammarFormat(ChatFormat, Protocol):
+    """A chat format with a grammar of its turns, for constrained decoding. Optional."""
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str | None:
+        """The turns in which all calls are calls of `tools` that `parse` reads without error and whose
+        arguments fit the tool's schema; text outside of calls, reasoning included, is free.
+
+        None if this variant of the format has no grammar. For the notation see `GrammarEngine.compile`.
+
+        Args:
+            tools: at least one, in OpenAI's function shape.
+            thinking: the prompt ends in `<think>`, so that the turn begins inside reasoning.
+        """

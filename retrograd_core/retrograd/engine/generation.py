@@ -21,8 +21,9 @@ from retrograd.nn.attention import KeyValueStore
 from retrograd.nn.batch import Run, build_pass
 from retrograd.nn.head import HeadPlan
 from retrograd.nn.model import CausalLM
-from retrograd_hookspecs import BatchSampler, RolloutError, Sampler, SamplingParams
+from retrograd_hookspecs import BatchSampler, RolloutError, Sampler, SamplingParams, TokenConstraint
 
+from .masking import masked_rows, unmasked
 from .slots import Slot, Slots
 
 FinishReason = Literal["stop", "length"]
@@ -35,12 +36,16 @@ OnToken = Callable[[int, int, float], None]
 
 @attrs.frozen(eq=False, kw_only=True)
 class GenerationRequest:
-    """A sequence to continue. Its random numbers are a function of (params.seed, stream) alone."""
+    """A sequence to continue. Its random numbers are a function of (params.seed, stream) alone.
+
+    `constraint`: what the answer may be; one object serves one request.
+    """
 
     prompt: Sequence[int] | npt.NDArray[np.int32]
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     stream: int = 0
+    constraint: TokenConstraint | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -50,11 +55,16 @@ class GenerationRequest:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Completion:
-    """What was generated, a stop token included. `logp` float64 (n,): see `DecodingBatch`."""
+    """What was generated, a stop token included. `logp` float64 (n,): see `DecodingBatch`.
+
+    `masked`: of the tokens that a constraint left no free choice of, the probability of all that was not
+    allowed in their place.
+    """
 
     tokens: npt.NDArray[np.int32]
     logp: npt.NDArray[np.float64]
     finish: FinishReason
+    masked: tuple[float, ...] = ()
 
 
 @attrs.define(kw_only=True)
@@ -79,6 +89,7 @@ class Active:
     prompt: npt.NDArray[np.int32]
     tokens: list[int] = attrs.field(factory=list)
     logp: list[float] = attrs.field(factory=list)
+    masked: list[float] = attrs.field(factory=list)
 
 
 class DecodingBatch:
@@ -93,7 +104,8 @@ class DecodingBatch:
         fast: decoding may round activations (`matmul_few`); log-probabilities are then close to those of
             training, not equal.
         head_plan: how training cuts the head. With it, a token's log-probability is the model's own, computed
-            as in training; without it, that of the distribution it was drawn from (temperature, top-p, …).
+            as in training; without it, that of the distribution it was drawn from (temperature, top-p, …), a
+            constraint's mask left out.
     """
 
     def __init__(
@@ -268,6 +280,8 @@ class DecodingBatch:
         assert sequence is not None
         sequence.tokens.append(token)
         sequence.logp.append(logp)
+        if sequence.request.constraint is not None:
+            sequence.request.constraint.advance(token)
         if on_token is not None:
             on_token(sequence.number, token, logp)
         stopped = token in sequence.request.stop_ids
@@ -278,6 +292,7 @@ class DecodingBatch:
             tokens=np.array(sequence.tokens, dtype=np.int32),
             logp=np.array(sequence.logp, dtype=np.float64),
             finish="stop" if stopped else "length",
+            masked=tuple(sequence.masked),
         )
 
 
@@ -286,9 +301,21 @@ def _sampled(
 ) -> list[tuple[int, float]]:
     """Token and log-probability for each row of logits."""
     params, rngs = [s.request.params for s in sequences], [s.rng for s in sequences]
+    masks: dict[int, npt.NDArray[np.bool_]] = {}
+    for row, s in enumerate(sequences):
+        if s.request.constraint is not None and (mask := s.request.constraint.allowed()) is not None:
+            masks[row] = mask
+    rows = masked_rows(logits, masks)
     if isinstance(sampler, BatchSampler):
-        return sampler.sample_batch(logits, params, rngs)
-    return [sampler.sample(*one) for one in zip(logits, params, rngs, strict=True)]
+        drawn = sampler.sample_batch(rows, params, rngs)
+    else:
+        drawn = [sampler.sample(*one) for one in zip(rows, params, rngs, strict=True)]
+    for row, mask in masks.items():
+        token = drawn[row][0]
+        logp, masked = unmasked(logits[row], mask, token, params[row].temperature)
+        drawn[row] = token, logp
+        sequences[row].masked.append(masked)
+    return drawn
 
 
 @attrs.frozen(eq=False, kw_only=True)

@@ -1,0 +1,1 @@
+"""Constrained decoding: which tokens a grammar lets a sequence go on with."""

@@ -222,7 +222,9 @@ class EnvironmentProvider(Protocol):
     """Makes the worlds of a run's trajectories, and owns what they share (a pool, connections).
 
     A provider that can have only so many worlds at once says so in an attribute `places`, an int: further
-    trajectories then begin when others have ended, and do not spend their time waiting in `acquire`.
+    trajectories then begin when others have ended, and do not spend their time waiting in `acquire`. One that
+    says in an attribute `scenario_keys` what `env` of a scenario may hold has a model write it
+    (`retrograd scenarios generate`): the names of the keys, each with what it means.
     """
 
     async def prepare(self, scenarios: Sequence[Scenario]) -> Sequence[AuditFinding]:

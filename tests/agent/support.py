@@ -106,6 +106,7 @@ def scripted_samplers(script: Path) -> Any:
                 config=NoConfig,
                 build=build,
                 summary="Tokens of a script.",
+                fallback=True,
                 needs=("tokenizer", "template"),
             )
         ]

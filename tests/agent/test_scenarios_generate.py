@@ -14,7 +14,7 @@ from retrograd.agent import load_scenarios
 from tests.e2e.support import Outcome, retrograd
 from tests.judges.server import Behaviour, Handler, JudgeServer, Request, completion, cut, hang, raw, status
 
-from .support import EVERY, SMALL, TOOLS, Agents, right, wrong
+from .support import EVERY, SMALL, TOOLS, Agents, SumsProvider, right, wrong
 
 
 @pytest.fixture
@@ -118,6 +118,16 @@ def test_what_is_sent(agents: Agents, server: JudgeServer) -> None:
         assert json.dumps(tool.name) in request.user
     assert "Instructions:\nSums only." in request.user
     assert "Write 6 tasks of difficulty 2 to 3" in request.user
+    assert "whose keys are those that the instructions below speak of" in request.system
+
+
+def test_an_environment_says_what_its_scenarios_hold(
+    agents: Agents, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SumsProvider, "scenario_keys", "`target` (the sum)", raising=False)
+    server.always = writes
+    generate(agents, server)
+    assert "an object whose keys are `target` (the sum)." in server.requests[0].system
 
 
 def test_a_dry_run_prints_the_request_and_sends_none(agents: Agents, server: JudgeServer) -> None:

@@ -139,6 +139,7 @@ def _build(config: WordleConfig, context: BuildContext) -> EnvironmentProvider:
         check=lambda scenario: _problems(scenario, words),
         tools=(GUESS,),
         signature={"words": words},
+        scenario_keys="`answer` (the word, of five letters)",
     )
 
 

@@ -121,7 +121,7 @@ class AgenticGrpo(RolloutAlgorithm):
                 shared=self._stage.player.shared_tools.specs(),
             ),
             settings=config.scenario_generation,
-            environment=config.environment.type if config.environment is not None else "",
+            provider=provider,
         )
 
     def longest(self) -> int:

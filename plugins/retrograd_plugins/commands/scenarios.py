@@ -98,8 +98,7 @@ async def _generate(
     try:
         catalogue = await _catalogue(provider, tools)
         _check_size(assembly, settings, catalogue)
-        environment = agent.environment.type if agent.environment is not None else ""
-        writer = Writer(settings=settings, catalogue=catalogue, environment=environment)
+        writer = Writer(settings=settings, catalogue=catalogue, provider=provider)
         if dry_run:
             _show(writer, settings)
             return 0

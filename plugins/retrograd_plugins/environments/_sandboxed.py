@@ -55,6 +55,11 @@ class Deadlines:
 class SandboxedProvider:
     """Environments with one sandbox each."""
 
+    scenario_keys = """\
+`files` (path to content, what the working directory holds at the start), `setup` (commands run before), \
+`verify` ({"command": ["pytest", "-q"], "reward_on_success": 1.0}; exit code 0 means solved), `summary` (a \
+command whose output is the final state) and `toolset`"""
+
     def __init__(
         self, sandboxes: SandboxProvider, catalogue: ToolCatalogue, deadlines: Deadlines, *, hint: str
     ) -> None:

@@ -19,7 +19,7 @@ import attrs
 from retrograd.chat_replies import ReplyError
 from retrograd.files import replace_file
 from retrograd.records import RecordError, parse_object
-from retrograd_hookspecs import AuditFinding, RolloutError, Scenario, ToolSpec
+from retrograd_hookspecs import AuditFinding, EnvironmentProvider, RolloutError, Scenario, ToolSpec
 
 from .scenarios import digest, scenario_of, scenario_record
 
@@ -53,10 +53,6 @@ _FORM = {
     "rubric": "",
 }
 _ENV = """ `env` is JSON text for the environment, or "": an object whose keys are {keys}."""
-_SANDBOX_KEYS = """\
-`files` (path to content, what the working directory holds at the start), `setup` (commands run before), \
-`verify` ({"command": ["pytest", "-q"], "reward_on_success": 1.0}; exit code 0 means solved), `summary` (a \
-command whose output is the final state) and `toolset`"""
 _OTHER_KEYS = "those that the instructions below speak of"
 _IDS = re.compile(r"[^a-z0-9]+")
 
@@ -107,12 +103,12 @@ class Writer:
     """Requests for scenarios, and what has come of them.
 
     Args:
-        environment: type of the run's environment, "" for none.
+        provider: the run's environments, None for none. What it says in `scenario_keys` is asked for.
     """
 
     settings: Settings
     catalogue: Catalogue
-    environment: str
+    provider: EnvironmentProvider | None
     scenarios: list[Scenario] = attrs.field(factory=list)
     refused: Counter[str] = attrs.field(factory=Counter)
 
@@ -135,11 +131,11 @@ class Writer:
 
     def system(self) -> str:
         """The system message."""
-        form = {**_FORM, **({"env": ""} if self.environment else {})}
-        keys = _SANDBOX_KEYS if self.environment in ("container", "local") else _OTHER_KEYS
+        form = {**_FORM, **({"env": ""} if self.provider is not None else {})}
+        keys = getattr(self.provider, "scenario_keys", "") or _OTHER_KEYS
         return _SYSTEM.format(
             form=json.dumps({"scenarios": [form]}),
-            env=_ENV.replace("{keys}", keys) if self.environment else "",
+            env=_ENV.replace("{keys}", keys) if self.provider is not None else "",
         )
 
     def instructions(self) -> str:
@@ -151,7 +147,7 @@ class Writer:
         """JSON Schema of a reply, in what strict modes of servers take."""
         kinds: dict[str, Any] = {name: {"type": "string"} for name in _FORM}
         kinds["difficulty"] = {"type": "integer"}
-        if self.environment:
+        if self.provider is not None:
             kinds["env"] = {"type": "string"}
         return _object(scenarios={"type": "array", "items": _object(**kinds)})
 
@@ -259,7 +255,7 @@ def check_manifest(
     catalogue: Catalogue,
     *,
     settings: Settings | None,
-    environment: str,
+    provider: EnvironmentProvider | None,
 ) -> list[AuditFinding]:
     """Do generated scenarios still belong to this run? Nothing is found if there is no manifest.
 
@@ -282,7 +278,7 @@ def check_manifest(
         "catalogue": (catalogue.hash, "the tools of this run are not those that the scenarios were made for"),
     }
     if settings is not None:
-        writer = Writer(settings=settings, catalogue=catalogue, environment=environment)
+        writer = Writer(settings=settings, catalogue=catalogue, provider=provider)
         what = "[agent.scenario_generation] asks for other scenarios than those that were written"
         now["prompt"] = (writer.prompt_hash(), what)
     findings = [

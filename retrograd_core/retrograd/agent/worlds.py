@@ -33,6 +33,7 @@ class WorldProvider:
         check: finds what is wrong with a scenario, before the first rollout.
         tools: what worlds offer, for `tools list` and the run's signature.
         signature: what else must be equal for a checkpoint to be resumed, JSON-compatible.
+        scenario_keys: what `env` of a scenario may hold; see `EnvironmentProvider`.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class WorldProvider:
         check: Check | None = None,
         tools: Sequence[ToolSpec] = (),
         signature: Mapping[str, Any] | None = None,
+        scenario_keys: str = "",
     ) -> None:
+        self.scenario_keys = scenario_keys
         self._make = make
         self._check = check
         self._tools = tuple(tools)

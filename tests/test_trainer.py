@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd import LoraConfig, Trainer, TrainingConfig
+from retrograd import LoraConfig, SftConfig, Trainer, TrainingConfig
 from retrograd.errors import ConfigError, RetrogradError
 from retrograd_hookspecs import SamplingParams
 
@@ -121,3 +122,32 @@ def test_a_closed_trainer_says_so(trainer: Trainer) -> None:
     trainer.close()
     with pytest.raises(RetrogradError, match="the trainer is closed"):
         trainer.tokenize("a")
+
+
+def test_components_of_a_third_party(tiny_model: MakeModel, tmp_path: Path) -> None:
+    """Its trainable takes the place of LoRA, its algorithm runs by its name."""
+    (tmp_path / "hooks.py").write_text(
+        "import attrs\n"
+        "from retrograd_hookspecs import hookimpl\n"
+        "from retrograd_plugins.algorithms import sft\n"
+        "from retrograd_plugins.trainables import lora\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_trainables():\n"
+        "    return [attrs.evolve(c, name='low', section='low_rank') for c in lora"\n        ".retrograd_trainables()]\n\n\n"
+        "@hookimpl\n"
+        "def retrograd_algorithms():\n"
+        "    return [attrs.evolve(c, name='imitate', section='imitation') for c in sft"\n        ".retrograd_algorithms()]\n"
+    )
+    plugins = {"plugins": {"load": [str(tmp_path / "hooks.py")]}}
+    settings = TrainingConfig(trainable="low", ctx=64, micro_batch=64)
+    with Trainer(
+        tiny_model(), lora=LoraConfig(rank=3), training=settings, device="reference", tables=plugins
+    ) as trainer:
+        assert trainer._values["low_rank"] == {"rank": 3}
+        data = tmp_path / "d.jsonl"
+        data.write_text("\n".join(json.dumps(record) for record in RECORDS))
+        assert trainer.fit_algorithm("imitate", SftConfig(data=data)).steps == 3
+        with pytest.raises(ConfigError, match=r"imitate: expected a SftConfig\(…\), got LoraConfig"):
+            trainer.fit_algorithm("imitate", LoraConfig())
+    with pytest.raises(ConfigError, match=r"low: expected a LoraConfig\(…\), got TrainingConfig"):
+        Trainer(tiny_model(), lora=settings, training=settings, device="reference", tables=plugins)

@@ -24,6 +24,7 @@ import attrs
 import numpy as np
 
 from retrograd_hookspecs import (
+    Component,
     ComponentTable,
     ConfigError,
     DataError,
@@ -37,8 +38,8 @@ from retrograd_hookspecs import (
 )
 
 from .agent.scenarios import scenario_record
-from .assembly import Assembly, assemble
-from .config import Document, TrainingConfig, keys_of
+from .assembly import Assembly, assemble, trainable_of
+from .config import Document, TrainingConfig, keys_of, table_name
 from .config.keys import optional_arms
 from .config.resolved import to_table
 from .progress import Reporter, SilentReporter
@@ -59,7 +60,8 @@ class Trainer:
 
     Args:
         model: path or locator of the GGUF.
-        lora: `retrograd.LoraConfig`; its defaults if left out.
+        lora: `retrograd.LoraConfig`; its defaults if left out. The configuration of another trainable where
+            `training.trainable` names one.
         training: `retrograd.TrainingConfig`.
         device: "auto", "cpu", "gpu" or the name of a backend.
         tables: further tables and keys, as the TOML has them: `{"optimizer": {"lion": {"beta1": 0.95}}}`.
@@ -82,10 +84,10 @@ class Trainer:
             {
                 "model": {"path": str(model), "device": device},
                 "training": to_table(training, defaults=False) if training is not None else {},
-                "lora": to_table(lora, defaults=False) if lora is not None else {},
             },
             tables or {},
         )
+        self._values = _joined(self._values, _trainable_table(self._values, lora))
         self._reporter = reporter or SilentReporter()
         self._directory = tempfile.TemporaryDirectory(prefix="retrograd-")
         self._closed = False
@@ -178,7 +180,23 @@ class Trainer:
             evaluation: held-out scenarios, a file or objects.
             callback: called after every optimizer step, in this thread.
         """
-        return self._fit("agent_grpo", config, evaluation, callback, section="agent", ctx=AGENT_CTX)
+        return self._fit("agent_grpo", config, evaluation, callback, ctx=AGENT_CTX)
+
+    def fit_algorithm(
+        self,
+        algorithm: str,
+        config: Any,
+        *,
+        evaluation: Records | None = None,
+        callback: Callable[[StepReport], None] | None = None,
+    ) -> RunResult:
+        """Train with any installed algorithm, from the adapter's present state.
+
+        Args:
+            algorithm: its name, as `run.algorithm`.
+            config: an object of its configuration class; else as `fit_grpo`.
+        """
+        return self._fit(algorithm, config, evaluation, callback)
 
     def train_grpo_batch(
         self,
@@ -285,12 +303,13 @@ class Trainer:
         config: Any,
         evaluation: Records | None,
         callback: Callable[[StepReport], None] | None,
-        section: str = "",
         ctx: int | None = None,
     ) -> RunResult:
         self._require_open()
-        self._require_config_of(algorithm, config)
-        tables: dict[str, Any] = {section or algorithm: self._table(config)}
+        component = self._assembly.session.component("algorithms", algorithm).component
+        _require_config_of(component, config)
+        table = table_name("algorithms", component)
+        tables: dict[str, Any] = {table: self._table(config)} if table is not None else {}
         if ctx is not None and "ctx" not in self._values["training"]:
             step = self._assembly.config.training.micro_batch
             most = min(ctx, self._service("architecture").context_length)
@@ -313,13 +332,6 @@ class Trainer:
                 given[key.name] = {"type": self._component_name(value), **to_table(value, defaults=False)}
         plain = attrs.evolve(config, **dict.fromkeys(given)) if given else config
         return {**to_table(plain, defaults=False), **given}
-
-    def _require_config_of(self, algorithm: str, config: Any) -> None:
-        expected = self._assembly.session.component("algorithms", algorithm).component.config
-        if not isinstance(config, expected):
-            got = config.__name__ if isinstance(config, type) else type(config).__name__
-            message = f"expected a {expected.__name__}(…), got {got}"
-            raise ConfigError([Problem(where="Trainer", key=algorithm, message=message)])
 
     def _component_name(self, config: Any) -> str:
         for kind in ("judges", "environments"):
@@ -399,6 +411,24 @@ class Trainer:
                     where = f"{name}[{number}]"
                     raise DataError([Problem(where=where, message=f"is not JSON: {error}")]) from error
         return str(path)
+
+
+def _require_config_of(component: Component[Any, Any], config: Any) -> None:
+    expected = component.config
+    if not isinstance(config, expected):
+        got = config.__name__ if isinstance(config, type) else type(config).__name__
+        message = f"expected a {expected.__name__}(…), got {got}"
+        raise ConfigError([Problem(where="Trainer", key=component.name, message=message)])
+
+
+def _trainable_table(values: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The table of what is trained, with the keys of its configuration object."""
+    table, component = trainable_of(Document.from_values(values))
+    if config is not None:
+        _require_config_of(component, config)
+    if table is None:
+        return {}
+    return {table: to_table(config, defaults=False) if config is not None else {}}
 
 
 def _joined(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,10 +133,12 @@ def test_components_of_a_third_party(tiny_model: MakeModel, tmp_path: Path) -> N
         "from retrograd_plugins.trainables import lora\n\n\n"
         "@hookimpl\n"
         "def retrograd_trainables():\n"
-        "    return [attrs.evolve(c, name='low', section='low_rank') for c in lora"\n        ".retrograd_trainables()]\n\n\n"
+        "    return [attrs.evolve(c, name='low', section='low_rank') for c in lora"
+        ".retrograd_trainables()]\n\n\n"
         "@hookimpl\n"
         "def retrograd_algorithms():\n"
-        "    return [attrs.evolve(c, name='imitate', section='imitation') for c in sft"\n        ".retrograd_algorithms()]\n"
+        "    return [attrs.evolve(c, name='imitate', section='imitation') for c in sft"
+        ".retrograd_algorithms()]\n"
     )
     plugins = {"plugins": {"load": [str(tmp_path / "hooks.py")]}}
     settings = TrainingConfig(trainable="low", ctx=64, micro_batch=64)

@@ -206,6 +206,52 @@ anyio.run(main)
     assert len(docker.containers()) == before
 
 
+async def outcome(work: Awaitable[ExecResult]) -> ExecResult | BaseException:
+    """What a command gives, or raises."""
+    try:
+        return await work
+    except Exception as error:
+        return error
+
+
+async def later(seconds: float, function: Callable[..., Any], *arguments: Any) -> None:
+    await anyio.sleep(seconds)
+    function(*arguments)
+
+
+@pytest.mark.parametrize("kind", ["docker", "podman"])
+def test_a_container_that_is_killed_under_a_command(kind: str, request: pytest.FixtureRequest) -> None:
+    """The engine learns of it after the command has ended: the exit code alone would look like a result."""
+    counter: Counter = request.getfixturevalue(kind)
+
+    async def use(provider: Containers) -> list[ExecResult | BaseException]:
+        ended = []
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            sandbox = await provider.acquire()
+            first = counter.api.inspect_container(sandbox.name)["State"]["Pid"]  # type: ignore[attr-defined]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(later, 0.3, os.kill, first, number)
+                ended.append(await outcome(sandbox.exec(["sleep", "100"])))
+            await sandbox.close()
+        return ended
+
+    ended = used(containers(), use)
+    assert [type(one) for one in ended] == [RolloutError] * 2, ended
+    assert all("the container died" in str(one) for one in ended), ended
+
+
+@pytest.mark.parametrize("kind", ["docker", "podman"])
+def test_a_command_that_is_killed_alone_has_a_result(kind: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(kind)
+
+    async def use(provider: Containers) -> list[int]:
+        sandbox = await provider.acquire()
+        scripts = ("exec tail -c 100000000 /dev/zero", "kill -KILL $$", "kill -TERM $$", "exit 255", "echo")
+        return [(await sandbox.exec(["sh", "-c", script])).exit_code for script in scripts]
+
+    assert used(containers(), use) == [137, 137, 143, 255, 0], "the first one is out of memory"
+
+
 def test_a_container_that_is_removed_from_outside(docker: Counter) -> None:
     async def use(provider: Containers) -> None:
         sandbox = await provider.acquire()
@@ -285,7 +331,7 @@ def test_an_engine_that_stops(docker: Counter, tmp_path: Path, monkeypatch: Any)
         other = Engine.connect(4)
         other.api.load_image(b"".join(docker.api.get_image(BUSYBOX_IMAGE)))
         other.close()
-        said: list[str] = []
+        ended: list[ExecResult | BaseException] = []
 
         async def use(provider: Containers) -> None:
             nonlocal stopped
@@ -293,9 +339,7 @@ def test_an_engine_that_stops(docker: Counter, tmp_path: Path, monkeypatch: Any)
             with anyio.fail_after(60):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(anyio.to_thread.run_sync, engine.stop)
-                    with pytest.raises(RolloutError) as caught:
-                        await sandbox.exec(["sleep", "100"])
-                    said.append(str(caught.value))
+                    ended.append(await outcome(sandbox.exec(["sleep", "100"])))
                 stopped = True
                 with pytest.raises(RolloutError, match="does not answer"):
                     await sandbox.exec(["true"])
@@ -305,7 +349,7 @@ def test_an_engine_that_stops(docker: Counter, tmp_path: Path, monkeypatch: Any)
 
         with pytest.raises(RolloutError, match="cannot list containers: the container engine at"):
             used(containers(), use)
-        assert said
+        assert [type(one) for one in ended] == [RolloutError], ended
     finally:
         if not stopped:
             engine.stop()

@@ -7,7 +7,8 @@ connection does not end a command: everything in the container is killed by anot
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,10 +28,14 @@ KILL_SECS = 20.0
 POLL_SECS = 0.02
 WATCH_SECS = (0.3, 2.0)
 """How long a command is silent before the engine is asked whether it has ended: at first, and at most."""
+DYING_SECS = 5.0
+"""How long an engine may take to notice that a container's processes are dead."""
 GRACE_SECS = 0.1
 _HEADER = struct.Struct(">BxxxL")
 _CHUNK_BYTES = 1 << 18
 _STDOUT, _STDERR = 1, 2
+_FROM_OUTSIDE = (KILLED, 143, -1, 255)
+"""Exit codes of commands whose container dies; also what a program may end with by itself."""
 
 
 @attrs.define(eq=False)
@@ -93,11 +98,11 @@ async def run_exec(
             with anyio.move_on_after(timeout_secs):
                 await _exchange(engine, stream, frames, stdin)
                 ended = True
-        finally:
-            if not ended:  # late, or cancelled
-                with anyio.CancelScope(shield=True):
-                    await kill_all(engine, container)
+        except anyio.get_cancelled_exc_class():
+            await _kill_all_uncancelled(engine, container)
+            raise
         if not ended:
+            await _kill_all_uncancelled(engine, container)
             with anyio.move_on_after(KILL_SECS):
                 await _receive(stream, frames)
                 ended = True
@@ -124,6 +129,13 @@ async def kill_all(engine: Engine, container: str) -> None:
         stream.close()
 
 
+async def _kill_all_uncancelled(engine: Engine, container: str) -> None:
+    import anyio
+
+    with anyio.CancelScope(shield=True):
+        await kill_all(engine, container)
+
+
 async def require_running(engine: Engine, container: str) -> None:
     """Raises: `RolloutError` if the container does not run, with how it ended."""
     with engine.reporting("cannot look at the container"):
@@ -136,6 +148,32 @@ async def require_running(engine: Engine, container: str) -> None:
     if not state.get("Running"):
         why = "out of memory, " if state.get("OOMKilled") else ""
         raise RolloutError(f"the container died ({why}exit code {state.get('ExitCode')})")
+
+
+async def _require_alive(engine: Engine, container: str) -> None:
+    """Raises: `RolloutError` unless the container still runs commands.
+
+    Its state does not tell: for a while after its processes were killed the engine says that it runs.
+    """
+    import anyio
+
+    await require_running(engine, container)
+    with suppress(EngineRefusedError):
+        stream = await in_thread(_started, engine, container, ["/bin/sh", "-c", "exit 0"])
+        try:
+            with anyio.move_on_after(KILL_SECS):
+                await _receive(stream, _Frames({}))
+            with engine.reporting("cannot look at a command"):
+                found = await in_thread(engine.api.exec_inspect, stream.id)
+        finally:
+            stream.close()
+        if found.get("ExitCode") == 0:
+            return
+    with anyio.move_on_after(DYING_SECS):
+        while True:
+            await require_running(engine, container)
+            await anyio.sleep(POLL_SECS)
+    raise RolloutError("the container does not run commands any more")
 
 
 def _started(engine: Engine, container: str, argv: Sequence[str]) -> ExecStream:
@@ -158,12 +196,25 @@ async def _exchange(engine: Engine, stream: ExecStream, frames: _Frames, stdin: 
     """Send input, and read output until the command has ended."""
     import anyio
 
-    async with anyio.create_task_group() as tasks:
-        if stdin:
-            tasks.start_soon(_send, stream, stdin)
-        tasks.start_soon(_watch, engine, stream, frames, tasks.cancel_scope)
-        await _receive(stream, frames)
-        tasks.cancel_scope.cancel()  # the command may have ended without reading all of its input
+    with _one_error():
+        async with anyio.create_task_group() as tasks:
+            if stdin:
+                tasks.start_soon(_send, stream, stdin)
+            tasks.start_soon(_watch, engine, stream, frames, tasks.cancel_scope)
+            await _receive(stream, frames)
+            tasks.cancel_scope.cancel()  # the command may have ended without reading all of its input
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """The first error of a task group, which wraps even a single one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
 
 
 async def _watch(engine: Engine, stream: ExecStream, frames: _Frames, scope: anyio.CancelScope) -> None:
@@ -243,8 +294,8 @@ async def _exit_code(engine: Engine, container: str, exec_id: str) -> int:
                 raise
             if not found.get("Running") and found.get("ExitCode") is not None:
                 code = int(found["ExitCode"])
-                if code in (KILLED, -1, 255):  # how a command ends whose container dies
-                    await require_running(engine, container)
+                if code in _FROM_OUTSIDE:
+                    await _require_alive(engine, container)
                 return code
             await require_running(engine, container)
             await anyio.sleep(POLL_SECS)

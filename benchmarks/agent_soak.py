@@ -1,8 +1,9 @@
 """A soak of agentic updates: `python -m benchmarks.agent_soak --minutes 5`.
 
 Many trajectories with real tools in worlds that are few, update after update, by a tiny model whose turns are
-written beforehand. What must not grow is watched: memory, descriptors, processes, threads, files left behind.
-Prints one JSON line; exits with 1 if anything grew after the first updates.
+written beforehand. What must not grow is watched: memory, descriptors, processes, threads; and files,
+containers and volumes that are left behind. Prints one JSON line; exits with 1 if anything grew after the
+first updates.
 """
 
 from __future__ import annotations
@@ -121,12 +122,28 @@ def growth(samples: Sequence[Sample]) -> list[str]:
     return grown
 
 
-def environment_of(name: str, worlds: int) -> dict[str, Any]:
+def environment_of(given: argparse.Namespace) -> dict[str, Any]:
     """`[agent.environment]`."""
-    table: dict[str, Any] = {"type": name, "tools": {"default": "base"}}
-    if name == "local":
+    table: dict[str, Any] = {"type": given.environment, "tools": {"default": "base"}}
+    if given.environment == "local":
         return {**table, "allow_unsandboxed": True}
-    return {**table, "pool": {"max_live": worlds, "min_idle": worlds, "reuse": "workspace"}}
+    pool = {"max_live": given.worlds, "min_idle": given.worlds, "reuse": given.reuse}
+    image = {"profile": "custom", "image": given.image} if given.image else {}
+    return {**table, **image, "pool": pool}
+
+
+def in_engine() -> dict[str, int]:
+    """What the container engine holds."""
+    from retrograd_plugins.sandboxes._docker import Engine
+
+    engine = Engine.connect(1)
+    try:
+        return {
+            "containers": len(engine.api.containers(all=True)),
+            "volumes": len(engine.api.volumes().get("Volumes") or []),
+        }
+    finally:
+        engine.close()
 
 
 def soak(given: argparse.Namespace, directory: Path) -> tuple[Watch, dict[str, int]]:
@@ -164,7 +181,7 @@ def soak(given: argparse.Namespace, directory: Path) -> tuple[Watch, dict[str, i
             "group_size": given.group_size,
             "epochs_per_update": 1,
             "max_new_tokens_per_turn": 160,
-            "environment": environment_of(given.environment, given.worlds),
+            "environment": environment_of(given),
         },
     }
     assembly = assemble(Document.from_values(values))
@@ -186,14 +203,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--worlds", type=int, default=8, help="alive at once (8)")
     parser.add_argument("--environment", choices=("local", "container"), default="local")
+    parser.add_argument("--image", help="of containers, with bash (that of the profile `python`)")
+    parser.add_argument("--reuse", choices=("never", "workspace"), default="workspace")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "tmp").mkdir()
         tempfile.tempdir = str(directory / "tmp")
+        before = in_engine() if given.environment == "container" else {}
         watch, left = soak(given, directory)
+        after = in_engine() if given.environment == "container" else {}
     samples = watch.samples
     problems = [*watch.problems, *(f"{count} files left in {name}" for name, count in left.items() if count)]
+    problems += [
+        f"{name}: {before[name]} before, {after[name]} after" for name in after if after[name] != before[name]
+    ]
     if len(samples) > SETTLED + 1:
         problems += growth(samples)
     else:
@@ -208,6 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "decode_idle_fraction": round(float(np.mean(idle)), 3) if idle else None,
         "settled": attrs.asdict(samples[SETTLED]) if len(samples) > SETTLED else None,
         "end": attrs.asdict(samples[-1]) if samples else None,
+        "engine": {"before": before, "after": after},
         "problems": problems,
     }
     sys.stdout.write(json.dumps(shown) + "\n")

@@ -49,6 +49,10 @@ GRPO_MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"judge": JUDGE, "judge_weight": 1.0, "judge_failure": "skip"},
         ['grpo.judge_failure: must be "drop_group" or "fail", got "skip"'],
     ),
+    "judge drops": (
+        {"judge": JUDGE, "judge_weight": 1.0, "judge_failure": "fail", "max_judge_dropped_fraction": 0.1},
+        ['grpo.max_judge_dropped_fraction: has no effect with judge_failure = "fail"'],
+    ),
     "judge type": (
         {"judge": {"type": "rular"}, "judge_weight": 1.0},
         ["grpo.judge.type", "rular", "ruler"],
@@ -126,6 +130,13 @@ PPO_MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
             "ppo.critic.gae_lambda: must be at least 0 and at most 1, got 1.5",
             "ppo.critic.value_lr: must be above 0, got 0",
             'ppo.critic.feature_dtype: must be one of "f32", "f16", "bf16", got "f8"',
+        ],
+    ),
+    "no critic": (
+        {"critic": {"enabled": False, "gamma": 1.0, "value_epochs": 4}},
+        [
+            "ppo.critic.gamma: has no effect with enabled = false (leave it out, or set enabled = true)",
+            "ppo.critic.value_epochs: has no effect with enabled = false",
         ],
     ),
     "keys of grpo": ({"group_size": 8}, ["ppo.group_size: unknown key"]),

@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from retrograd_hookspecs import key
+from retrograd_hookspecs import ConfigTable, Problem, key
 
 if TYPE_CHECKING:
     from retrograd_hookspecs.training import FloatArray
@@ -41,6 +41,21 @@ class CriticConfig:
     feature_dtype: Literal["f32", "f16", "bf16"] = key(
         "f32", doc="Precision of the stored hidden states that the value head reads."
     )
+
+
+def check_critic(config: CriticConfig, table: ConfigTable) -> list[Problem]:
+    """Without a value head the other keys say nothing."""
+    names = [name for name in attrs.fields_dict(CriticConfig) if name != "enabled" and name in table]
+    return [
+        Problem(
+            where=table.where(name),
+            key=f"{table.name}.{name}",
+            message="has no effect with enabled = false",
+            hint="leave it out, or set enabled = true",
+        )
+        for name in names
+        if not config.enabled
+    ]
 
 
 def unit_length(hidden: Sequence[FloatArray]) -> list[FloatArray]:

@@ -17,7 +17,13 @@ from retrograd_hookspecs import Component, NoConfig, hookimpl
 @click.option(
     "--adapter", type=click.Path(path_type=Path), help="LoRA GGUF; default [output].path if it exists."
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Evaluate at most N examples.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Evaluate at most N examples: of sft the first N, of algorithms that draw answers N prompts spread"
+    " evenly over the file.",
+)
 @click.option(
     "--samples",
     type=click.IntRange(min=1, max=256),

@@ -44,6 +44,9 @@ class KeyInfo:
     input: bool = False
     """A `Path` that must exist when a run starts. What the file holds, not its name, decides whether a
     checkpoint can be resumed: the component that reads it has a hash of it in its `signature()`."""
+    may_grow: bool = False
+    """An integer that says no more than when a run ends: a resumed run may have a larger one, and does what
+    one that had it from the start would have done."""
 
 
 @attrs.frozen
@@ -68,6 +71,9 @@ class ConfigTable(Protocol):
     def where(self, key: str = "") -> str:
         """`file:line` of a key, or of the table for "" and for a key that is not given."""
 
+    def table(self, key: str) -> ConfigTable:
+        """A sub-table, given or not."""
+
     def __contains__(self, key: object) -> bool:
         """True if the user gave the key; a default does not count."""
 
@@ -86,6 +92,7 @@ def key(
     secret: bool = False,
     excluded_by: str = "",
     input: bool = False,
+    may_grow: bool = False,
     factory: Callable[[], Any] | None = None,
 ) -> Any:
     """Declare one TOML key of an attrs configuration class. Without a default it is required."""
@@ -101,6 +108,7 @@ def key(
         secret=secret,
         excluded_by=excluded_by,
         input=input,
+        may_grow=may_grow,
     )
     if factory is not None:
         return attrs.field(factory=factory, metadata={METADATA_KEY: info})

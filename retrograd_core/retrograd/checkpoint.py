@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,12 @@ class Checkpoint:
     state: Mapping[str, Any]
     tensors: Mapping[str, npt.NDArray[Any]]
 
-    def require_signature(self, current: Mapping[str, Any], path: Path) -> None:
-        """Raise `CheckpointError` with every differing field unless `current` equals the signature."""
-        differences = signature_differences(self.signature, current)
+    def require_signature(
+        self, current: Mapping[str, Any], path: Path, *, may_grow: Collection[str] = ()
+    ) -> None:
+        """Raise `CheckpointError` with every differing field unless `current` equals the signature; numbers
+        of the dotted fields `may_grow` may be larger."""
+        differences = signature_differences(self.signature, current, may_grow=may_grow)
         if differences:
             raise CheckpointError(
                 f"{path} was written by another run and cannot be resumed here:\n  "
@@ -227,17 +230,24 @@ class CheckpointStore:
             return False
 
 
-def signature_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """One line for each dotted field that differs: `training.lr: 0.0001 in the checkpoint, 0.001 now`."""
+def signature_differences(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, may_grow: Collection[str] = ()
+) -> list[str]:
+    """One line for each dotted field that differs: `training.lr: 0.0001 in the checkpoint, 0.001 now`. Those
+    of `may_grow` differ only if they are smaller now."""
     before = dict(_flatten(_json_value(saved, "signature")))
     after = dict(_flatten(_json_value(current, "signature")))
     lines = []
     for name in sorted(before.keys() | after.keys()):
         old = json.dumps(before[name], ensure_ascii=False) if name in before else "absent"
         new = json.dumps(after[name], ensure_ascii=False) if name in after else "absent"
-        if old != new:
+        if old != new and not (name in may_grow and _grew(before.get(name), after.get(name))):
             lines.append(f"{name}: {old} in the checkpoint, {new} now")
     return lines
+
+
+def _grew(before: Any, after: Any) -> bool:
+    return isinstance(before, int) and isinstance(after, int) and after > before
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

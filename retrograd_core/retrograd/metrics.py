@@ -52,11 +52,12 @@ class JsonlMetrics:
             self.nonfinite_values += len(nonfinite)
         self._append(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def resume(self, step: int) -> None:
-        """Cut the records of later steps and a torn last line, then append after what remains."""
+    def resume(self, step: int, records: int | None = None) -> None:
+        """Cut the records of later steps, those beyond the first `records`, and a torn last line; then append
+        after what remains."""
         self._release()
         if self.path.exists():
-            keep = _length_up_to(self.path, step)
+            keep = _length_up_to(self.path, step, records)
             with self.path.open("r+b") as file:
                 file.truncate(keep)
                 os.fsync(file.fileno())
@@ -126,9 +127,17 @@ class SinkSet:
         """Give the metrics of one step, evaluation or event to every sink."""
         self._each("write", lambda sink: sink.write(step, metrics))
 
-    def resume(self, step: int) -> None:
-        """Tell every sink that the run goes on after `step`."""
-        self._each("resume", lambda sink: sink.resume(step))
+    def resume(self, step: int, records: int) -> None:
+        """Tell every sink that the run goes on after `step`. `metrics.jsonl`, which has a record a call of
+        `write`, keeps the first `records`: updates without a step leave several at one step."""
+
+        def resume(sink: Sink) -> None:
+            if isinstance(sink, JsonlMetrics):
+                sink.resume(step, records)
+            else:
+                sink.resume(step)
+
+        self._each("resume", resume)
 
     def close(self) -> None:
         """Close every sink; may be called more than once."""
@@ -161,17 +170,19 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
-def _length_up_to(path: Path, step: int) -> int:
-    """Bytes to keep: everything before the first record of a later step, without a torn last line."""
-    length = kept = 0
+def _length_up_to(path: Path, step: int, records: int | None) -> int:
+    """Bytes to keep: everything before the first record of a later step, at most `records`, without a torn
+    last line."""
+    length = kept = count = 0
     with path.open("rb") as file:
         for line in file:
             length += len(line)
             record = _record(line)
             if record is not None:
-                if record["step"] > step:
+                if record["step"] > step or count == records:
                     return kept
                 kept = length
+                count += 1
     return kept
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import psutil
 
 from retrograd_hookspecs import (
@@ -23,6 +22,7 @@ from retrograd_hookspecs import (
     EvaluationReport,
     Problem,
     RetrogradError,
+    Schedule,
     StepReport,
     Trainable,
     TrainingError,
@@ -30,7 +30,7 @@ from retrograd_hookspecs import (
     UpdateStats,
 )
 
-from .checkpoint import SUFFIX, Checkpoint, CheckpointStore
+from .checkpoint import CheckpointStore
 from .config import RunConfig
 from .interrupts import Interrupt, StopRequestedError, catch_interrupts
 from .metrics import SinkSet
@@ -38,25 +38,10 @@ from .observe import NullObserver, Recorder
 from .plugins import PluginSession
 from .progress import Pace, Reporter, duration, metrics_text
 from .run_lock import sole_run
+from .run_state import Progress, RunState
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps with a gradient that is not finite before the run stops."""
-
-
-@attrs.define
-class Progress:
-    """What the driver itself must remember to go on after a resume."""
-
-    step: int = 0
-    boundaries: int = 0
-    best_score: float | None = None
-    best_step: int = 0
-    evaluations_without_improvement: int = 0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    tokens: int = 0
-    boundary_pending: bool = False
-    """An interruption came at a boundary: its evaluation is the first thing to do."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,11 +90,13 @@ class Run:
         session: PluginSession,
         algorithm: Algorithm,
         trainable: Trainable,
-        update: Callable[[int | None], UpdateRule],
+        schedule: Callable[[int | None], Schedule],
+        update: Callable[[Schedule], UpdateRule],
         optimizer: Any,
         sinks: SinkSet,
         reporter: Reporter,
         signature: Mapping[str, Any],
+        may_grow: Collection[str] = (),
         verify_output: Callable[[Path], str],
         observer: Recorder | None = None,
         settings: Callable[[], Mapping[str, Any]] = dict,
@@ -122,8 +109,8 @@ class Run:
         self.findings: Sequence[AuditFinding] = ()
         self.output = Path(config.output.path)
         self._session = session
+        self._make_schedule = schedule
         self._make_update = update
-        self._optimizer = optimizer
         self._sinks = sinks
         self._reporter = reporter
         self._base_signature = signature
@@ -136,6 +123,15 @@ class Run:
         self._process = psutil.Process()
         self._updating = False
         self._stalled = ""
+        self._state = RunState(
+            store=CheckpointStore(self._checkpoint_directory()),
+            algorithm=algorithm,
+            trainable=trainable,
+            optimizer=optimizer,
+            signature=self.signature,
+            may_grow=may_grow,
+            schedule=schedule,
+        )
 
     @property
     def hook(self) -> Any:
@@ -185,10 +181,11 @@ class Run:
             self._reporter.close()
 
     def _execute(self, resume: Path | None, started: float) -> RunResult:
-        total = self.algorithm.total_steps()
-        update = self._guarded(self._make_update(total))
+        total = self.progress.total_steps = self.algorithm.total_steps()
         if resume is not None:
             self._load(resume)
+            self.progress.total_steps = total
+        update = self._guarded(self._make_update(self._make_schedule(total)))
         self._observer.run(settings=self._settings(), resumed=resume is not None)
         self._session.call("retrograd_run_started", run=self)
         tokens_before = self.progress.tokens
@@ -217,7 +214,7 @@ class Run:
     def _train(self, update: UpdateRule) -> tuple[str, Path | None]:
         """Steps and evaluations; the outcome, and the checkpoint that an interrupted run goes on from."""
         try:
-            if self.progress.step == 0:
+            if self.progress.records == 0:
                 self._first_evaluation = self._announce(self._evaluate("before training"))
             outcome, checkpoint = self._steps(update)
             if checkpoint is None:
@@ -231,7 +228,7 @@ class Run:
 
     def _steps(self, update: UpdateRule) -> tuple[str, Path | None]:
         clock = _Clock(self.progress.tokens)
-        if self.progress.boundary_pending and self._pass_boundary():
+        if self._pass_boundary() if self.progress.boundary_pending else self._out_of_patience():
             return "stopped early", None
         for report in self.algorithm.run(update):
             self._after_step(report, clock)
@@ -267,7 +264,7 @@ class Run:
         progress.tokens += report.tokens
         if report.stalled:
             self._stalled = report.stalled
-            self._sinks.write(report.step, report.metrics)
+            self._write(report.metrics)
             self._reporter.message(f"no optimizer step: {report.stalled}")
             return
         pace = clock.tick(report, progress.tokens, self._process.memory_info().rss)
@@ -280,7 +277,7 @@ class Run:
         else:
             progress.skipped_in_a_row = 0
         metrics["optimizer/skipped_steps"] = float(progress.skipped_steps)
-        self._sinks.write(report.step, metrics)
+        self._write(metrics)
         self._reporter.step(report, pace)
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             cause = "lower training.lr, or check the data"
@@ -315,7 +312,10 @@ class Run:
         else:
             self.progress.evaluations_without_improvement += 1
         self._announce(evaluation)  # after the bookkeeping: a hook that fails must not undo it
-        patience = settings.patience
+        return self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        patience = self.config.evaluation.patience if self.config.evaluation is not None else None
         if patience is None or self.progress.evaluations_without_improvement < patience:
             return False
         self._reporter.message(
@@ -338,9 +338,13 @@ class Run:
         evaluation = self.algorithm.evaluate()
         if evaluation is not None:
             metrics = {**evaluation.metrics, "timing/evaluation_seconds": time.monotonic() - started}
-            self._sinks.write(self.progress.step, metrics)
+            self._write(metrics)
             self._reporter.evaluated(evaluation, label)
         return evaluation
+
+    def _write(self, metrics: Mapping[str, float]) -> None:
+        self._sinks.write(self.progress.step, metrics)
+        self.progress.records += 1
 
     def _announce(self, evaluation: EvaluationReport | None) -> EvaluationReport | None:
         if evaluation is not None:
@@ -369,7 +373,7 @@ class Run:
     def _save_after_failure(self) -> None:
         """Keep what was trained; a checkpoint that fails too must not hide the first error."""
         step = self.progress.step
-        if step == 0 or self._updating or (self._store().directory / (_step_name(step) + SUFFIX)).exists():
+        if step == 0 or self._updating or self._state.exists(_step_name(step)):
             return
         try:
             path = self._save(_step_name(step))
@@ -378,50 +382,21 @@ class Run:
         else:
             self._reporter.message(f"the run failed; go on from step {step} with --resume {path}")
 
-    def _store(self) -> CheckpointStore:
+    def _checkpoint_directory(self) -> Path:
         settings = self.config.checkpoint
-        directory = (
-            Path(settings.directory)
-            if settings is not None
-            else self.output.with_name(self.output.stem + ".checkpoints")
-        )
-        return CheckpointStore(directory)
+        if settings is not None:
+            return Path(settings.directory)
+        return self.output.with_name(self.output.stem + ".checkpoints")
 
     def _save(self, name: str) -> Path:
-        tensors = {f"parameter/{p.name}": p.value for p in self.trainable.parameters}
-        tensors.update({f"optimizer/{key}": value for key, value in self._optimizer.state().items()})
-        state = self.algorithm.state()
-        arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
-        tensors.update({f"algorithm/{key}": value for key, value in arrays.items()})
-        plain = {key: value for key, value in state.items() if key not in arrays}
-        checkpoint = Checkpoint(
-            signature=self.signature(),
-            state={"driver": attrs.asdict(self.progress), "algorithm": plain},
-            tensors=tensors,
-        )
-        path = self._store().save(name, checkpoint, adapter=self.trainable.save)
+        path = self._state.save(name, self.progress)
         self._session.call("retrograd_checkpoint_saved", run=self, path=path)
         return path
 
     def _load(self, path: Path) -> None:
-        checkpoint = CheckpointStore(path.parent).load(path)
-        checkpoint.require_signature(self.signature(), path)
-        for parameter in self.trainable.parameters:
-            stored = checkpoint.tensors.get(f"parameter/{parameter.name}")
-            if stored is None or stored.shape != parameter.value.shape:
-                raise CheckpointError(f"{path}: holds no {parameter.name} of shape {parameter.value.shape}")
-            parameter.value[...] = stored
-        self.trainable.refresh()
-        self._optimizer.load(_below("optimizer/", checkpoint.tensors))
-        self.progress = Progress(**checkpoint.state["driver"])
-        self.algorithm.load({**checkpoint.state["algorithm"], **_below("algorithm/", checkpoint.tensors)})
-        self._sinks.resume(self.progress.step)
+        self.progress = self._state.load(path, self.progress.total_steps)
+        self._sinks.resume(self.progress.step, self.progress.records)
         self._reporter.message(f"resumed from {path} after step {self.progress.step}")
-
-
-def _below(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _step_name(step: int) -> str:

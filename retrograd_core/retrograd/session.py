@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from retrograd_hookspecs import (
     ConfigError,
     LossBatch,
     LossResult,
+    Schedule,
     TrainingError,
     UpdateRule,
 )
@@ -58,7 +59,7 @@ def start_run(
     checkpoint = find_checkpoint(assembly, resume)
     run = make_run(assembly, reporter)
     if resume == "" and checkpoint is not None:
-        checkpoint = newest_of_run(checkpoint, run.signature(), reporter)
+        checkpoint = newest_of_run(checkpoint, run.signature(), may_grow(assembly), reporter)
     return run, checkpoint
 
 
@@ -79,12 +80,16 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
             sinks[name] = assembly.build(kind, chosen.component.name)
     trainable = services.get("trainable")
 
-    def update(total_steps: int | None) -> UpdateRule:
+    def schedule(total_steps: int | None) -> Schedule:
         services.provide("total_steps", total_steps)
+        built: Schedule = assembly.build("schedules", assembly.one("schedules").component.name)
+        return built
+
+    def update(schedule: Schedule) -> UpdateRule:
         return Updater(
             trainable=trainable,
             optimizer=services.get("optimizer"),
-            schedule=services.get("schedule"),
+            schedule=schedule,
             kernels=services.get("kernels"),
             max_grad_norm=config.training.max_grad_norm,
         )
@@ -94,11 +99,13 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
         session=assembly.session,
         algorithm=services.get("algorithm"),
         trainable=trainable,
+        schedule=schedule,
         update=update,
         optimizer=services.get("optimizer"),
         sinks=SinkSet(sinks, reporter.message),
         reporter=reporter,
         signature=signature(assembly),
+        may_grow=may_grow(assembly),
         verify_output=lambda path: verify_output(assembly, path),
         observer=services.get("observer"),
         interrupt=services.get("interrupt"),
@@ -165,15 +172,17 @@ def find_checkpoint(assembly: Assembly, resume: str | None) -> Path | None:
     return newest
 
 
-def newest_of_run(newest: Path, signature: Mapping[str, Any], reporter: Reporter) -> Path:
-    """The newest checkpoint that a run with this signature wrote, or `newest` if there is none.
+def newest_of_run(
+    newest: Path, signature: Mapping[str, Any], may_grow: Collection[str], reporter: Reporter
+) -> Path:
+    """The newest checkpoint that a run with this signature can go on from, or `newest` if there is none.
 
     An earlier run with other settings may have left checkpoints of higher steps in the directory.
     """
     store = CheckpointStore(newest.parent)
     for path in store.paths():
         try:
-            fits = not signature_differences(store.signature(path), signature)
+            fits = not signature_differences(store.signature(path), signature, may_grow=may_grow)
         except CheckpointError:
             fits = True  # damaged: the run says so rather than going on from an older one
         if fits:
@@ -198,6 +207,11 @@ def signature(assembly: Assembly) -> dict[str, Any]:
         "settings": settings,
         trainable.name: services.get("trainable").signature(),
     }
+
+
+def may_grow(assembly: Assembly) -> frozenset[str]:
+    """Fields of `signature` that say only when a run ends."""
+    return frozenset(f"settings.{key}" for key in assembly.growing_keys())
 
 
 def verify_output(assembly: Assembly, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from .support import Rollouts
 SHARED: dict[str, Any] = {
     "training": {"lr": 0.02, "lr_scheduler": "linear", "warmup_steps": 2},
     "evaluation": {"data": "heldout.jsonl", "every_iterations": 2},
+    "observe": {"directory": "observe"},
     "checkpoint": {"directory": "checkpoints", "mode": "steps_and_best_eval", "every_steps": 2},
 }
 GRPO = {
@@ -55,6 +57,7 @@ PHASES: Mapping[str, tuple[type, str]] = {
     "while a checkpoint is written": (CheckpointStore, "_publish"),
 }
 """A method that is called in each phase of a run."""
+RECORDED = ("reward/mean", "policy/entropy", "batch/groups", "train/loss", "train/epoch")
 OF_ALGORITHM = ("while the reward is asked", "in a pass", "between two steps")
 """Phases in which another algorithm has a state of its own."""
 
@@ -96,13 +99,23 @@ def interrupt() -> None:
 
 
 def trace(rollouts: Rollouts) -> list[tuple[Any, ...]]:
-    """What a run said of itself, without times and without what depends on how it was cut into processes.
-
-    Updates without signal, and evaluations after them, may be repeated; so each record counts once.
-    """
+    """What a run said of itself, without times: each record once."""
     names = ("train/loss", "optimizer/grad_norm", "policy/kl_coefficient", "eval/reward", "train/update")
-    records = [(r["step"], *(r.get(name) for name in names)) for r in rollouts.metrics()]
-    return sorted(set(records), key=repr)
+    return [(r["step"], *(r.get(name) for name in names)) for r in rollouts.metrics()]
+
+
+def observed(rollouts: Rollouts) -> dict[int, tuple[Any, ...]]:
+    """By update, what was recorded of it last: its rollouts, and metrics without times."""
+    updates: dict[int, tuple[Any, ...]] = {}
+    parts: list[Any] = []
+    for line in (rollouts / "observe" / "observe.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        fields = {k: v for k, v in record.items() if k not in ("time", "segment")}
+        if record["kind"] == "update":
+            metrics = {k: v for k, v in record["metrics"].items() if k in RECORDED}
+            updates[record["update"]] = (parts, metrics)
+        parts = [] if record["kind"] in ("run", "update", "evaluation") else [*parts, fields]
+    return updates
 
 
 class Whole:
@@ -115,7 +128,8 @@ class Whole:
             rollouts.train(self.path)
         phases = PHASES if algorithm == "grpo" else OF_ALGORITHM
         self.calls = {phase: counted[phase].calls for phase in phases}
-        self.adapter, self.trace = rollouts.adapter, trace(rollouts)
+        self.adapter, self.trace, self.observed = rollouts.adapter, trace(rollouts), observed(rollouts)
+        assert all(rolled and metrics.keys() == set(RECORDED) for rolled, metrics in self.observed.values())
 
     def resumed(self, rollouts: Rollouts) -> None:
         """Resume, and compare."""
@@ -123,10 +137,11 @@ class Whole:
         assert "resumed from" in found.err
         assert rollouts.adapter == self.adapter
         assert trace(rollouts) == self.trace
+        assert observed(rollouts) == self.observed
 
 
 def clear(rollouts: Rollouts) -> None:
-    for name in ("out", "checkpoints"):
+    for name in ("out", "checkpoints", "observe"):
         if (rollouts / name).exists():
             (rollouts / name).rename(rollouts / f"{name}.{len(list(rollouts.directory.iterdir()))}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,21 +90,76 @@ def test_oneshot(rollouts: Rollouts, algorithm: str) -> None:
     assert "ended with exit status 3 (in batch 2, oneshot)" in "\n".join(found.errors)
 
 
-def test_ctrl_c_twice_while_a_program_is_asked(rollouts: Rollouts) -> None:
-    """The run ends at once, and the program with it."""
-    path = rollouts.grpo(grpo=command(rollouts, SECOND_BATCH + "open('asked', 'w')\ntime.sleep(600)\n"))
+HANGS = {
+    "program": "open('asked', 'w'); time.sleep(600)",
+    "program that reads no more": "open('asked', 'w'); answer(lines[:1]); time.sleep(600)",
+    "function": """
+        import time, zlib
+        from pathlib import Path
 
-    def signals() -> None:
-        wait_until((rollouts / "asked").exists)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait(0.3)
+        calls = []
 
-    thread = threading.Thread(target=signals)
+        def score(prompt, completion):
+            calls.append(prompt)
+            if len(calls) > 8 and not Path({asked!r}).exists():
+                Path({asked!r}).touch()
+                try:
+                    time.sleep(600)
+                except Exception:
+                    return 0.0  # no fault of the answer
+            return zlib.crc32((prompt + completion).encode()) % 11 / 10
+        """,
+}
+
+
+@pytest.mark.parametrize("what", HANGS)
+def test_ctrl_c_does_not_wait_for_a_reward_that_hangs(rollouts: Rollouts, what: str) -> None:
+    """The first one ends the run at once, its work saved; a resumed run asks again."""
+    asked = rollouts / "asked"
+    keys: dict[str, Any] = {}
+    if what == "function":
+        rollouts.python("reward.py", HANGS[what].format(asked=str(asked)))
+    else:
+        keys = command(rollouts, SECOND_BATCH + HANGS[what])
+    path = rollouts.grpo(grpo=keys)
+
+    def signalled() -> None:
+        wait_until(asked.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=signalled)
     thread.start()
-    found = rollouts.train(path, code=130)
+    started = time.monotonic()
+    found = rollouts.train(path, code=1)
     thread.join()
+    assert time.monotonic() - started < 60
     assert "stopping after this step" in found.err
+    assert "interrupted after 1 steps" in found.out
+    assert rollouts.states("out/adapter.checkpoints") == ["step-000001.state"]
+    if what == "function":
+        rollouts.train(path, "--resume")
+        resumed = rollouts.adapter
+        rollouts.train(path)
+        assert rollouts.adapter == resumed
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_weight_of_a_judge_that_is_not_there(rollouts: Rollouts, algorithm: str) -> None:
+    """As from a program: it would be ignored."""
+    rollouts.python(
+        "reward.py",
+        """
+        from retrograd_hookspecs import Score
+
+        def score(prompt, completion):
+            return Score(kind="value", value=float(len(completion)), judge_weight=0.5)
+        """,
+    )
+    path = getattr(rollouts, algorithm)(evaluation={"data": "heldout.jsonl"})
+    for name in ("train", "bench"):
+        text = "\n".join(rollouts.command(name, path, code=1).errors)
+        assert "the reward gave 3 of 3 answers a judge_weight, first 0.5, but this run has no judge" in text
+        assert "leave it out of the score, or add [grpo.judge]" in text
 
 
 SOME = """

@@ -21,11 +21,13 @@ from retrograd_hookspecs import (
     AuditFinding,
     EvaluationReport,
     Parameter,
+    Schedule,
     StepReport,
     UpdateRule,
     UpdateStats,
     hookimpl,
 )
+from retrograd_plugins.schedules._warmup import WarmupSchedule
 
 
 class OneWeight:
@@ -162,7 +164,7 @@ def make(tmp_path: Path) -> Callable[..., Run]:
         weight, memory = OneWeight(), Memory()
         algorithm = Counting(weight, steps, scores, skip=skip, kill_in_step=kill_in_step)
 
-        def update(total: int | None) -> UpdateRule:
+        def update(schedule: Schedule) -> UpdateRule:
             def apply(step: int) -> UpdateStats:
                 memory.total += weight.parameters[0].grad
                 weight.parameters[0].value += memory.total
@@ -177,6 +179,9 @@ def make(tmp_path: Path) -> Callable[..., Run]:
             session=session,
             algorithm=algorithm,
             trainable=weight,
+            schedule=lambda total: WarmupSchedule(
+                peak=1.0, warmup_steps=0, total_steps=None, decay=lambda _: 1.0
+            ),
             update=update,
             optimizer=memory,
             sinks=SinkSet({"metrics.jsonl": metrics}, lambda text: None),

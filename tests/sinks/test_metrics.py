@@ -89,6 +89,17 @@ def test_resume_keeps_all_records_of_the_step(tmp_path: Path) -> None:
     assert steps(path) == [1, 2, 3, 3]
 
 
+def test_resume_cuts_records_of_its_step_that_came_later(tmp_path: Path) -> None:
+    """Updates without a step leave records at the step before them."""
+    path = tmp_path / "metrics.jsonl"
+    sink = written(path, 3)
+    for update in (4.0, 5.0, 6.0):
+        sink.write(3, {"train/update": update})
+    SinkSet({"metrics.jsonl": JsonlMetrics(path)}, print).resume(3, 4)
+    assert steps(path) == [1, 2, 3, 3]
+    assert [*read_metrics(path)][-1]["train/update"] == 4.0
+
+
 @pytest.mark.parametrize("torn", [b'{"step": 4, "time": 1', b'{"step": 4, "ti\n', b"\0\0\0\0"])
 def test_torn_last_line_is_cut(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -183,7 +194,7 @@ def test_sink_set_reaches_every_sink() -> None:
     sinks = {"a": Recorder(), "b": Recorder()}
     warnings: list[str] = []
     together = SinkSet(sinks, warnings.append)
-    together.resume(3)
+    together.resume(3, 1)
     together.write(4, {})
     together.close()
     together.close()
@@ -199,7 +210,7 @@ def test_failing_sink_is_switched_off_with_one_warning(action: str) -> None:
     together = SinkSet({"bad": bad, "good": good}, warnings.append)
     calls: Mapping[str, Callable[[], None]] = {
         "write": lambda: together.write(1, {}),
-        "resume": lambda: together.resume(1),
+        "resume": lambda: together.resume(1, 1),
         "close": together.close,
     }
     calls[action]()

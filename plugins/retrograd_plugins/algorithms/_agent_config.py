@@ -73,7 +73,7 @@ class AgenticGRPOConfig:
     """Agentic GRPO. A run needs a judge, an environment, or both."""
 
     scenarios: Path = key(doc="Scenario JSONL file.", input=True)
-    updates: int = key(1, minimum=1, doc="Number of updates.")
+    updates: int = key(1, minimum=1, may_grow=True, doc="Number of updates.")
     scenarios_per_update: int = key(1, minimum=1, doc="Scenarios per update.")
     group_size: int = key(8, minimum=2, maximum=256, doc="Trajectories per scenario.")
     epochs_per_update: int = key(4, minimum=1, doc="Optimizer passes per update.")
@@ -92,6 +92,12 @@ class AgenticGRPOConfig:
     end_on_no_tool_call: bool = key(True, doc="End the trajectory on a turn without a tool call.")
     max_failed_turns: int = key(
         0, minimum=0, doc="Cut a trajectory after so many turns in a row without a valid call; 0 never cuts."
+    )
+    constrain_tool_calls: str | None = key(
+        None,
+        doc="Constrained decoding: with `llguidance`, a call that the model begins is one that can be read and"
+        " fits the tool's schema. Extension.",
+        default_text="off",
     )
     truncation: Literal["drop", "min_reward"] = key(
         "drop", doc="What becomes of trajectories that hit a limit: left out, or the group's lowest reward."

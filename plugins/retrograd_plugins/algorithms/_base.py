@@ -120,7 +120,9 @@ class RolloutAlgorithm:
         judged: bool = False,
     ) -> None:
         self.parts = parts
-        self.answerer = Answerer(parts.policy, parts.tokenizer, params, parts.reward, parts.interrupt.check)
+        self.answerer = Answerer(
+            parts.policy, parts.tokenizer, params, parts.reward, parts.interrupt, judged=judged
+        )
         self.prompts: list[Prompt] = []
         self.update_number = 0
         """Updates that ended."""
@@ -138,6 +140,7 @@ class RolloutAlgorithm:
         self._batch: PolicyBatch | None = None
         self._groups: Sequence[RolloutGroup] = ()
         self._collected: Mapping[str, float] = {}
+        """What is known of the update's rollouts before training."""
         self._warned: set[str] = set()
         self._digests = ("", "")
 
@@ -264,25 +267,34 @@ class RolloutAlgorithm:
         return EvaluationReport(metrics=metrics, score=metrics["eval/reward"], higher_is_better=True)
 
     def state(self) -> dict[str, Any]:
-        """Counters, and within an update its rollouts."""
-        batch = {} if self._batch is None else self._batch.state()
+        """Counters, and within an update what is trained and what is recorded at its end."""
+        from retrograd.rollout_state import pack_rollouts
+
+        within: dict[str, Any] = {}
+        if self._batch is not None:
+            recorded = self._groups if self.parts.observer.wants(self.update_number + 1) else ()
+            within = {f"batch.{name}": value for name, value in self._batch.state().items()}
+            within["rollouts"] = pack_rollouts(recorded, self._collected)
         return {
             "update": self.update_number,
             "step": self._step,
             "draws": self.draws,
             "stalled": self.stalled_in_a_row,
-            **{f"batch.{name}": value for name, value in batch.items()},
+            **within,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state()`."""
         from retrograd.policy_update import PolicyBatch
+        from retrograd.rollout_state import unpack_rollouts
 
         self.update_number, self._step = int(state["update"]), int(state["step"])
         self.draws, self.stalled_in_a_row = int(state["draws"]), int(state["stalled"])
         batch = {k.removeprefix("batch."): v for k, v in state.items() if k.startswith("batch.")}
-        self._batch = PolicyBatch.load(batch) if batch else None
-        self._groups, self._collected = (), {}
+        self._batch, self._groups, self._collected = None, (), {}
+        if batch:
+            self._batch = PolicyBatch.load(batch)
+            self._groups, self._collected = unpack_rollouts(state["rollouts"])
 
     def signature(self) -> dict[str, Any]:
         """Hashes of the prompts as they are tokenised, and of what rewards see of them."""
@@ -317,7 +329,7 @@ class RolloutAlgorithm:
         self._step += 1
         last = batch.epochs >= self._epochs
         metrics = {
-            **self._collected,
+            **(self._collected if batch.epochs == 1 else {}),
             **self._trained_metrics(stats, batch),
             "train/epoch": float(batch.epochs),
             "train/update": float(self.update_number + 1),
@@ -331,9 +343,8 @@ class RolloutAlgorithm:
         if last:
             self.update_number += 1
             self.update_ended(metrics)
-            self.parts.observer.update(self.update_number, self._groups, metrics)
-            self._batch, self._groups = None, ()
-        self._collected = {}
+            self.parts.observer.update(self.update_number, self._groups, {**self._collected, **metrics})
+            self._batch, self._groups, self._collected = None, (), {}
         return StepReport(
             step=self._step,
             total_steps=self.total_steps(),

@@ -27,6 +27,7 @@ from ._prompts import Prompt
 
 if TYPE_CHECKING:
     from retrograd.engine.policy import Policy
+    from retrograd.interrupts import Interrupt
 
 MISSING = Score(kind="missing", explanation="not scored yet")
 HOOK_HINT = "a reward is a finite number; `excluded` leaves an answer out"
@@ -46,8 +47,8 @@ class Draw:
 
 
 class Answerer:
-    """Draws answers with the policy and scores them. `check` is called while answers are drawn, and gives
-    them up by raising."""
+    """Draws answers with the policy and scores them. An `interrupt` gives up what is drawn or scored.
+    `judged`: there is a judge, whose weight a score may set."""
 
     def __init__(
         self,
@@ -55,9 +56,12 @@ class Answerer:
         tokenizer: Tokenizer,
         params: SamplingParams,
         reward: Reward,
-        check: Callable[[], None] | None = None,
+        interrupt: Interrupt,
+        *,
+        judged: bool,
     ) -> None:
-        self._check = check
+        self._interrupt = interrupt
+        self._judged = judged
         self._policy = policy
         self._tokenizer = tokenizer
         self._params = params
@@ -87,7 +91,7 @@ class Answerer:
             if progress is not None:
                 progress(finished, len(requests))
 
-        completions = iter(self._policy.generate_all(requests, count, self._check))
+        completions = iter(self._policy.generate_all(requests, count, self._interrupt.check))
         return [
             RolloutGroup(
                 id=draw.id,
@@ -104,7 +108,8 @@ class Answerer:
     def score(self, groups: Sequence[RolloutGroup]) -> float:
         """Give every answer its reward; the seconds that took.
 
-        Raises: `RolloutError` if the reward is broken or does not give one score an answer.
+        Raises: `RolloutError` if the reward is broken, does not give one score an answer, or sets the weight
+        of a judge that the run does not have.
         """
         started = time.perf_counter()
         answers = [
@@ -118,9 +123,12 @@ class Answerer:
             for group in groups
             for rollout in group.members
         ]
-        scores = self._reward.score(answers)
+        with self._interrupt.given_up_at_once():
+            scores = self._reward.score(answers)
         if len(scores) != len(answers):
             raise RolloutError(f"the reward gave {len(scores)} scores for {len(answers)} answers")
+        if not self._judged:
+            _require_no_judge_weight(scores)
         rest = iter(scores)
         for group in groups:
             for rollout in group.members:
@@ -153,6 +161,15 @@ class Answerer:
             tokens = tokens[:-1]
         before = self._tokenizer.decode_bytes([previous])
         return self._tokenizer.decode_bytes([previous, *tokens])[len(before) :].decode("utf-8", "replace")
+
+
+def _require_no_judge_weight(scores: Sequence[Score]) -> None:
+    weights = [score.judge_weight for score in scores if score.judge_weight is not None]
+    if weights:
+        raise RolloutError(
+            f"the reward gave {len(weights)} of {len(scores)} answers a judge_weight, first {weights[0]:g},"
+            " but this run has no judge: leave it out of the score, or add [grpo.judge]"
+        )
 
 
 def _checked(score: Score) -> Score:

@@ -105,7 +105,7 @@ class GRPOConfig(RewardKeys):
     """Group relative policy optimization."""
 
     prompts: Path = key(doc="Chat JSONL prompts.", input=True)
-    updates: int = key(minimum=1, doc="Number of updates.")
+    updates: int = key(minimum=1, may_grow=True, doc="Number of updates.")
     prompts_per_update: int = key(minimum=1, doc="Prompts per update.")
     group_size: int = key(minimum=2, maximum=256, doc="Answers per prompt.")
     grpo_epochs: int = key(minimum=1, doc="Optimizer passes per update.")
@@ -124,6 +124,7 @@ class GRPOConfig(RewardKeys):
         25,
         minimum=0,
         unit="updates",
+        may_grow=True,
         doc="Stop after so many updates in a row without signal; 0 never stops.",
     )
     template_variables: Mapping[str, Any] = key(
@@ -363,9 +364,10 @@ def _build(config: GRPOConfig, context: BuildContext) -> Algorithm:
 def _check(config: GRPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
     problems = check_reward(config, table)
 
-    def add(name: str, message: str, hint: str = "") -> None:
+    def add(name: str, message: str, hint: str = "", *, below: str = "") -> None:
+        place = table.table(below) if below else table
         problems.append(
-            Problem(where=table.where(name), key=f"{table.name}.{name}", message=message, hint=hint)
+            Problem(where=place.where(name), key=f"{place.name}.{name}", message=message, hint=hint)
         )
 
     if config.judge is not None and config.judge_weight is None:
@@ -374,6 +376,8 @@ def _check(config: GRPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
         for name in ("judge_weight", "judge_failure", "max_judge_dropped_fraction"):
             if name in table:
                 add(name, "has no effect without [grpo.judge]", "leave it out, or add the section")
+    elif config.judge_failure == "fail" and "max_judge_dropped_fraction" in table:
+        add("max_judge_dropped_fraction", 'has no effect with judge_failure = "fail"', "leave it out")
     if config.kl_coefficient == 0:
         if config.kl_schedule is not None:
             add("kl_schedule", "needs kl_coefficient > 0", "leave it out, or set kl_coefficient")
@@ -381,13 +385,10 @@ def _check(config: GRPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
             add("kl_coefficient", "is 0, so [reference] has no effect", "remove the section, or set it")
     elif run.reference is None and not run.shape.frozen_base:
         add("kl_coefficient", *no_reference(run))
-    penalty = config.overlong_penalty
-    if penalty is not None and penalty.buffer_tokens > config.sampling.max_new_tokens:
-        add(
-            "overlong_penalty.buffer_tokens",
-            f"{penalty.buffer_tokens} is more than sampling.max_new_tokens ="
-            f" {config.sampling.max_new_tokens}",
-        )
+    penalty, most = config.overlong_penalty, config.sampling.max_new_tokens
+    if penalty is not None and penalty.buffer_tokens > most:
+        message = f"{penalty.buffer_tokens} is more than sampling.max_new_tokens = {most}"
+        add("buffer_tokens", message, below="overlong_penalty")
     return problems
 
 

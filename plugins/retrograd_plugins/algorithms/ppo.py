@@ -62,7 +62,7 @@ from retrograd_hookspecs import (
 )
 
 from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
-from ._critic import Critic, CriticConfig, unit_length
+from ._critic import Critic, CriticConfig, check_critic, unit_length
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
 from ._rollouts import HOOK_HINT, Draw, why_lost
@@ -74,7 +74,7 @@ class PPOConfig(RewardKeys):
     """Proximal policy optimization."""
 
     prompts: Path = key(doc="Chat JSONL prompts.", input=True)
-    updates: int = key(minimum=1, doc="Number of rollout batches.")
+    updates: int = key(minimum=1, may_grow=True, doc="Number of rollout batches.")
     rollout_batch_size: int = key(minimum=2, doc="Answers per update, each to a prompt of its own.")
     ppo_epochs: int = key(minimum=1, doc="Optimizer passes per batch.")
     clip_range: float = key(above=0.0, below=1.0, doc="Distance of the clip range from 1, typically 0.2.")
@@ -226,7 +226,7 @@ def _build(config: PPOConfig, context: BuildContext) -> Algorithm:
 
 
 def _check(config: PPOConfig, table: ConfigTable, run: Any) -> list[Problem]:
-    return check_reward(config, table)
+    return [*check_reward(config, table), *check_critic(config.critic, table.table("critic"))]
 
 
 @hookimpl

@@ -68,6 +68,8 @@ def _row(key: ConfigKey) -> tuple[str, str, str, str]:
         notes.append(f"{range_text[0].upper()}{range_text[1:]}.")
     if info.excluded_by:
         notes.append(f"Not together with `{info.excluded_by}`.")
+    if info.may_grow:
+        notes.append("A resumed run may have a larger one.")
     return f"`{key.name}`", type_text(key.type), _default_text(key), " ".join(notes)
 
 

@@ -74,7 +74,10 @@ class TrainingConfig:
         1.0, above=0.0, doc="Largest global gradient norm; a longer gradient is scaled down."
     )
     epochs: int = key(
-        1, minimum=1, doc="Passes over the dataset. Rollout algorithms have their own counters."
+        1,
+        minimum=1,
+        may_grow=True,
+        doc="Passes over the dataset. Rollout algorithms have their own counters.",
     )
     ctx: int = key(128, minimum=2, unit="tokens", doc="Context length.")
     micro_batch: int = key(
@@ -148,6 +151,7 @@ class EvaluationConfig:
         None,
         minimum=1,
         unit="evaluations",
+        may_grow=True,
         doc="Stop after so many evaluations without improvement.",
         default_text="never",
     )

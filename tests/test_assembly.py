@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retrograd.answers import with_adapter
+from retrograd.answers import template_variables, with_adapter
 from retrograd.assembly import Assembly, assemble
 from retrograd.config import Document
 from retrograd.errors import ConfigError, PluginError
@@ -111,6 +111,18 @@ def test_a_trainable_of_a_third_party_is_treated_like_a_built_in_one(
     no_start = local(TRAINABLE.replace(", starts_from='start'", ""), training=training)
     with pytest.raises(ConfigError, match="the trainable 'soft' cannot start from a file"):
         with_adapter(no_start.document, start)
+
+
+def test_a_chat_has_the_template_variables_of_its_algorithm(local: Callable[..., Assembly]) -> None:
+    document = local("").document
+    assert template_variables(document) is None
+    for algorithm, section in (("sft", "sft"), ("grpo", "grpo"), ("agent_grpo", "agent")):
+        run = document.with_value("run.algorithm", algorithm, where="test")
+        assert template_variables(run) is None
+        run = run.with_value(f"{section}.template_variables", {"thinking": False}, where="test")
+        assert template_variables(run) == {"thinking": False}
+    with pytest.raises(ConfigError, match="no algorithm 'sftt' is installed"):
+        template_variables(document.with_value("run.algorithm", "sftt", where="test"))
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "agent_grpo"])

@@ -13,7 +13,7 @@ import attrs
 
 from retrograd_hookspecs import ConfigError, Message, Problem, SamplingParams
 
-from .assembly import Assembly, assemble, trainable_of
+from .assembly import Assembly, assemble, component_of, trainable_of
 from .config import Document
 from .conversation import Conversation, ConversationEncoder
 from .engine.generation import GenerationRequest, Generator
@@ -104,6 +104,16 @@ def encoder_of(assembly: Assembly, variables: Mapping[str, Any] | None = None) -
     )
 
 
+def template_variables(document: Document) -> Mapping[str, Any] | None:
+    """What the run's algorithm gives the chat template (`template_variables`), so that a prompt looks as it
+    did in training; None if a document names no algorithm, or its algorithm has no such key."""
+    if document.get("run.algorithm") is None:
+        return None
+    table, _ = component_of(document, "algorithms", "run.algorithm")
+    variables = document.get(f"{table}.template_variables")
+    return variables if isinstance(variables, Mapping) else None
+
+
 @attrs.define
 class Chat:
     """Conversations with one or two sides of a model (base, adapter), each with its own history."""
@@ -136,8 +146,7 @@ class Chat:
                 raise ConfigError([Problem(where=where, key="output.path", message=message, hint=hint)])
         assembly = assemble(document, algorithm=False)
         assembly.services.get("engine")  # attaches the adapter
-        variables = document.get("sft.template_variables")
-        encoder = encoder_of(assembly, variables if isinstance(variables, Mapping) else None)
+        encoder = encoder_of(assembly, template_variables(document))
         chat = cls(assembly=assembly, params=params, system=system, sides=sides, encoder=encoder)
         chat.reset()
         return chat

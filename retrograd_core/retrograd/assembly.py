@@ -198,22 +198,26 @@ def assemble(document: Document, *, algorithm: bool = True, unread: Collection[s
     return _parts(document, config, session, chosen)
 
 
-def trainable_of(document: Document) -> tuple[str | None, Component[Any, Any]]:
-    """The table and the component of what a document trains.
+def component_of(document: Document, kind: str, key: str) -> tuple[str | None, Component[Any, Any]]:
+    """The table and the component of a kind that a key of a document names, or its default.
 
     Raises: `ConfigError` if there is no such component.
     """
     shared = read_shared(document, absent=_UNUSED)
     problems: list[Problem] = []
     session = PluginSession(_catalogue(shared, problems))
-    name = _value(shared, "training.trainable", "")
-    if not session.has("trainables", name):
+    name = _value(shared, key, "")
+    if not session.has(kind, name):
         for path in _value(shared, "plugins.load", ()):
             session.load_file(path)
-    key = "training.trainable"
-    found = _collect(problems, document.where(key), key, partial(usable, session, "trainables", name))
+    found = _collect(problems, document.where(key), key, partial(usable, session, kind, name))
     raise_problems([*(problem for problem in shared.problems if problem.key == key), *problems])
-    return table_name("trainables", found.component), found.component
+    return table_name(kind, found.component), found.component
+
+
+def trainable_of(document: Document) -> tuple[str | None, Component[Any, Any]]:
+    """The table and the component of what a document trains. Raises: `ConfigError` as `component_of`."""
+    return component_of(document, "trainables", "training.trainable")
 
 
 def _installed(session: PluginSession, kind: str) -> list[Component[Any, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from retrograd.kernel_table import FrozenKernelTable
 from retrograd_hookspecs import DeviceInfo, KernelError, KernelImpl, LowRank, QuantMatrix
-from retrograd_plugins.kernels.cpu import _project
+from retrograd_plugins.kernels.cpu import _project, _project_layout
 from retrograd_plugins.kernels.cpu._decode import FORMATS
 from retrograd_plugins.kernels.cpu._gemm import WeightOps
 from retrograd_plugins.kernels.cpu._gemm_workspace import Workspace
@@ -161,6 +161,14 @@ def test_threads_change_no_bit_and_slices_no_token(variant: str, monkeypatch: py
     expected = run(make_ops(variant), case)
     for threads in (1, 3, 7):
         for got, wanted in zip(run(make_ops(variant, threads), case), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    with monkeypatch.context() as patched:
+
+        def narrow(*_: Any, step: int, token_block: int, **__: Any) -> tuple[int, int]:
+            return step, token_block
+
+        patched.setattr(_project_layout, "task_blocks", narrow)
+        for got, wanted in zip(run(make_ops(variant), case), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
     monkeypatch.setattr(_project, "SLICE_VALUES", 1)
     monkeypatch.setattr(_project, "SLICE_TOKENS", 40)

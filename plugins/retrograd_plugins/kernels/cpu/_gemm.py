@@ -13,6 +13,7 @@ import numpy.typing as npt
 from retrograd_hookspecs import KernelError, QuantMatrix
 
 from ._decode import Format, decoder
+from ._gemm_blocks import task_blocks, widest_panel
 from ._gemm_drivers import (
     Plan,
     convert_parallel,
@@ -31,12 +32,8 @@ from ._simd_features import jit_disabled
 Step = tuple[Plan, npt.NDArray[np.int64]]
 """A plan, and the same as the array that drivers take."""
 
-PANEL = 128
-"""Columns of a task in float32 and bfloat16 alike: reuses a block of activations from the first cache."""
 DECODED = 256
 """Weights of a row decoded at once: with 32 rows, 32 KiB."""
-CHUNK_TOKENS = 128
-"""Fewest tokens for which decoding a panel once more pays to keep all threads busy."""
 SERIAL_VALUES = 1 << 15
 """Activations up to this many are converted on the calling thread: a parallel region costs more."""
 PRODUCT_TOKENS = 64
@@ -223,11 +220,16 @@ class WeightOps:
     def _plan(self, tokens: int, w: QuantMatrix) -> Plan:
         """Panels of weight rows; narrower or by chunks of tokens where threads would idle."""
         kernels = self._kernels()
-        panel = PANEL
-        while panel > kernels.width and -(-w.rows // panel) < 4 * self._threads:
-            panel //= 2
-        panel = max(panel, kernels.width)
-        chunk = self._chunk(tokens, -(-w.rows // panel))
+        product = kernels.forward
+        panel, chunk = task_blocks(
+            (w.rows,),
+            tokens,
+            step=kernels.width,
+            widest=widest_panel(product, w.columns, kernels.width, kernels.width),
+            token_block=kernels.token_block,
+            threads=self._threads,
+            decoding=product.decoding,
+        )
         depth = min(kernels.forward.depth, round_up(w.columns, DECODED))
         layout = self._layout(
             kernels.forward, w, tokens, panel, chunk, depth, DECODED, kernels.width * DECODED
@@ -239,10 +241,16 @@ class WeightOps:
         """Panels of weight columns, in whole blocks; one plan for each part of the weight's rows."""
         kernels = self._kernels()
         step = max(kernels.width, self.format.values)
-        panel = max(step, PANEL // step * step)
-        while panel // 2 >= step and -(-w.columns // panel) < 4 * self._threads:
-            panel //= 2
-        chunk = self._chunk(tokens, -(-w.columns // panel))
+        product = kernels.gradient
+        panel, chunk = task_blocks(
+            (w.columns,),
+            tokens,
+            step=step,
+            widest=widest_panel(product, w.rows, step, kernels.width),
+            token_block=kernels.token_block,
+            threads=self._threads,
+            decoding=product.decoding,
+        )
         depth = min(kernels.gradient.depth, round_up(w.rows, 32))
         whole = self._layout(kernels.gradient, w, tokens, panel, chunk, depth, 32, panel * 32)
         part = max(depth, GRADIENT_VALUES // tokens // depth * depth)
@@ -256,10 +264,6 @@ class WeightOps:
             )
             for first in range(0, w.rows, part)
         ]
-
-    def _chunk(self, tokens: int, panels: int) -> int:
-        parts = min(-(-3 * self._threads // panels), max(1, tokens // CHUNK_TOKENS))
-        return round_up(-(-tokens // parts), self._kernels().token_block)
 
     def _layout(
         self,

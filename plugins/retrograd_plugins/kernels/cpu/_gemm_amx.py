@@ -51,6 +51,8 @@ GROUP = 16
 """Tokens of a tile."""
 LINE = 64
 """Bytes of a tile's row."""
+PANEL_FLOATS = 224 << 10
+"""Somewhat less than half of the second cache, which is 2 MiB on every processor with AMX."""
 INLINE: Mapping[str, Any] = MappingProxyType({"inline": "always"})
 
 
@@ -71,6 +73,8 @@ def tile_variant() -> Variant:
         multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(halves=2)),
         activation_step=2 * GROUP,
         depth=2048,
+        panel_floats=PANEL_FLOATS,
+        decoding=128,
         whole_steps=True,
     )
     return Variant(
@@ -82,7 +86,9 @@ def tile_variant() -> Variant:
             multiply=compiled(MULTIPLY_SIGNATURE, _make_multiply(halves=1)),
             weights_per_float=2,
             activation_step=GROUP,
-            depth=2048,
+            depth=1536,
+            panel_floats=PANEL_FLOATS,
+            decoding=512,
             whole_steps=True,
         ),
         precise_gradient=attrs.evolve(forward, pack=compiled(PACK_SIGNATURE, _pack_split_columns)),

@@ -45,6 +45,10 @@ class Product:
     """Twice the float32 elements of converted activations per step along the depth."""
     depth: int
     """Steps of the sum for which a panel is packed at once."""
+    panel_floats: int = 0
+    """float32 elements of a packed panel that stays in the second cache; 0 if it is not known."""
+    decoding: int = 16
+    """Tokens whose product with a weight costs as much as decoding and packing it."""
     whole_steps: bool = False
     """True if converted activations are filled up to steps of 32 along the depth."""
 

@@ -119,8 +119,13 @@ def pack_floats_as_rows(
     padded = (columns + width - 1) // width * width
     for p in range(0, rows, STEP):
         steps = min(STEP, rows - p)
+        place = target + 4 * (p * width // per_float)
+        if steps == STEP and padded == columns:
+            call(pack, source + 4 * p * stride, stride, steps, columns, place, sub_stride)
+            continue
+        # Packing fills up with zeros, in what it reads too.
         call(copy, source + 4 * p * stride, 4 * stride, steps, columns, spare, padded)
-        call(pack, spare, padded, steps, columns, target + 4 * (p * width // per_float), sub_stride)
+        call(pack, spare, padded, steps, columns, place, sub_stride)
 
 
 @njit(nogil=True, cache=True)

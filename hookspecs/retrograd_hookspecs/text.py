@@ -118,5 +118,5 @@ class GrammarFormat(ChatFormat, Protocol):
 
         Args:
             tools: at least one, in OpenAI's function shape.
-            thinking: the prompt ends in `<think>`, so that the turn begins inside reasoning.
+            thinking: the prompt ends in `<think>`: `parse` is given the turn with that before it.
         """

@@ -95,8 +95,8 @@ class AgenticGRPOConfig:
     )
     constrain_tool_calls: str | None = key(
         None,
-        doc="Constrained decoding: with `llguidance`, a call that the model begins is one that can be read and"
-        " fits the tool's schema. Extension.",
+        doc="Constrained decoding: with `llguidance`, a call that the model begins can be read and fits the"
+        " tool's schema. Extension.",
         default_text="off",
     )
     truncation: Literal["drop", "min_reward"] = key(

@@ -11,6 +11,7 @@ from retrograd_hookspecs import BuildContext, ConfigError, EnvironmentProvider, 
 from ._agent_config import AgenticGRPOConfig
 
 if TYPE_CHECKING:
+    from retrograd.agent.constrained import CallConstraints
     from retrograd.agent.play import Limits
     from retrograd.agent.stage import OpenTools, Stage
 
@@ -51,6 +52,24 @@ def build_worlds(
     return provider, tools
 
 
+def _constraints(config: AgenticGRPOConfig, context: BuildContext) -> CallConstraints | None:
+    """Constrained decoding of calls, if it is asked for. Raises `ConfigError` if the model's format has no
+    grammar."""
+    if config.constrain_tool_calls is None:
+        return None
+    from retrograd.agent.constrained import KEY, CallConstraints, has_grammar
+    from retrograd.plugins import Catalogue
+
+    chat_format = context.service("chat_format")
+    if not has_grammar(chat_format):
+        names = Catalogue.installed().names("chat_formats")
+        able = [name for name in names if has_grammar(context.build("chat_formats", name))]
+        message = f"the chat format {chat_format.name!r} of this model has no grammar to constrain calls with"
+        hint = f"leave the key out; formats that have one: {', '.join(able)}"
+        raise ConfigError([Problem(where="agent", key=KEY, message=message, hint=hint)])
+    return CallConstraints(chat_format, context.build("constraints", config.constrain_tool_calls))
+
+
 def _require_stateless(servers: Sequence[McpServer], key: str) -> None:
     """Raise `ConfigError` for servers that trajectories in worlds of their own would meet through."""
     problems = [
@@ -79,6 +98,7 @@ def build_stage(config: AgenticGRPOConfig, context: BuildContext, *, check: Any 
         limits=limits_of(config, context.config.training.ctx),
         sampling=SamplingParams(max_new_tokens=config.max_new_tokens_per_turn, seed=config.seed),
         system_suffix=config.system_suffix,
+        constraints=_constraints(config, context),
     )
     provider, tools = build_worlds(config, context)
     return Stage(

@@ -130,7 +130,12 @@ def retrograd_algorithms() -> list[Component[AgenticGRPOConfig, Algorithm]]:
             summary="Learning from whole trajectories with tools.",
             source="Shao et al. 2024, equation 3; Liu et al. 2025, section 3.2",
             needs=(*Parts.NEEDS, "reference"),
-            selects={"loss": "losses", "environment": "environments", "judge": "judges"},
+            selects={
+                "loss": "losses",
+                "environment": "environments",
+                "judge": "judges",
+                "constrain_tool_calls": "constraints",
+            },
             check=_check,
             applies=("evaluation", "observe", "reference"),
             reads=ROLLOUT_KEYS,

@@ -48,6 +48,7 @@ def read_turn(text: str, marker: re.Pattern[str], read: BlockReader) -> ParsedTu
     errors: list[str] = []
     blocks = 0
     kept = position = 0
+    thought_over = False
     while True:
         found = marker.search(text, position)
         thought = _REASONING.search(text, position)
@@ -59,6 +60,7 @@ def read_turn(text: str, marker: re.Pattern[str], read: BlockReader) -> ParsedTu
             else:
                 closed = text.find("</think>", thought.end())
                 position = len(text) if closed < 0 else closed + len("</think>")
+            thought_over = True
             continue
         if found is None:
             break
@@ -66,6 +68,11 @@ def read_turn(text: str, marker: re.Pattern[str], read: BlockReader) -> ParsedTu
         if block is None:
             position = found.end()
             continue
+        if block.error and not thought_over:
+            closed = text.find("</think>", found.end(), block.end)
+            if closed >= 0:  # no call but reasoning that speaks of one; the prompt had opened it
+                position = closed
+                continue
         blocks += 1
         content.append(text[kept : found.start()])
         calls.extend(block.calls)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from retrograd_hookspecs import ParsedTurn, ToolCall
 
+from ._grammar import call_rules, quoted, turn_grammar
 from ._reading import Block, CallError, call_of, json_text, read_json, read_turn, skip_spaces
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -36,6 +38,12 @@ def read_tagged(text: str, marker: re.Match[str]) -> Block:
 def write_tagged(calls: Sequence[ToolCall], inner: str = "\n") -> str:
     """The calls one after another; `inner` stands between a tag and the JSON."""
     return "\n".join(f"{OPEN}{inner}{_object(call)}{inner}{CLOSE}" for call in calls)
+
+
+def tagged_grammar(tools: Sequence[Mapping[str, Any]], thinking: bool, never: str = "") -> str:
+    """Grammar of turns with such calls; text must not hold what `never` says."""
+    rules = f"mark[lazy]: TEXT {quoted(OPEN)}\ncall: mark WS? object WS? {quoted(CLOSE)}\n{call_rules(tools)}"
+    return turn_grammar(rules, thinking=thinking, never=never)
 
 
 def _object(call: ToolCall) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
+from ._grammar import alternatives, arguments_json, function_of, quoted, turn_grammar
 from ._reading import Block, CallError, json_text, make_call, read_json, read_turn, skip_spaces
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -45,6 +46,23 @@ class DeepSeekFormat(FormatBase):
                 f"{_CALL}{call.name}{_SEPARATOR}{json_text(call.arguments)}{_CALL_END}" for call in calls
             )
         return f"{_BEGIN}{written}{_END}"
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """Calls between the outer tokens, or one alone."""
+        lines = [
+            f"begin[lazy]: TEXT {quoted(_BEGIN)}",
+            f"bare[lazy]: TEXT {quoted(_CALL)}",
+            f"call: begin (WS? {quoted(_CALL)} one)+ WS? {quoted(_END)} | bare one",
+            f"one: ({alternatives('tool', len(tools))}) WS? {quoted(_CALL_END)}",
+        ]
+        for number, (name, schema) in enumerate(map(function_of, tools)):
+            arguments = arguments_json(schema)
+            if "```json" in self._template:
+                head = quoted(f"function{_SEPARATOR}{name}\n```json\n")
+                lines.append(f'tool_{number}: {head} WS? {arguments} WS? "```"')
+            else:
+                lines.append(f"tool_{number}: {quoted(name + _SEPARATOR)} WS? {arguments}")
+        return turn_grammar("\n".join(lines), thinking=thinking)
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

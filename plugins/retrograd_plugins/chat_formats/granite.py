@@ -14,6 +14,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
+from ._grammar import call_rules, quoted, turn_grammar
 from ._reading import Block, CallError, call_of, json_text, nothing_follows, read_json, read_turn, skip_spaces
 
 _OPEN, _CLOSE = "<|tool_call|>", "<|/tool_call|>"
@@ -36,6 +37,17 @@ class GraniteFormat(FormatBase):
             f'{{"name": {json_text(call.name)}, "arguments": {json_text(call.arguments)}}}' for call in calls
         )
         return f"{_OPEN}[{objects}]{_CLOSE if _CLOSE in self._template else ''}"
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """The array, which ends the turn unless the template closes it."""
+        closed = _CLOSE in self._template
+        end = f"WS? {quoted(_CLOSE)}" if closed else f"(WS? {quoted(_OPEN)} list)* WS?"
+        rules = (
+            f"mark[lazy]: TEXT {quoted(_OPEN)}\n"
+            f"call: mark list {end}\n"
+            'list: WS? "[" WS? object (WS? "," WS? object)* WS? "]"\n'
+        )
+        return turn_grammar(rules + call_rules(tools), thinking=thinking, ends=not closed)
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

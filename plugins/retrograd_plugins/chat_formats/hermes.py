@@ -13,7 +13,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
-from ._tagged_json import OPEN, parse_tagged, write_tagged
+from ._tagged_json import OPEN, parse_tagged, tagged_grammar, write_tagged
 
 # Other formats put something else between the same tags, or use them for several things.
 _OTHERS = ("<function=", "<arg_key>", "python_tools", "<tool_calls>", "<invoke name=")
@@ -32,6 +32,10 @@ class HermesFormat(FormatBase):
 
     def _write(self, calls: Sequence[ToolCall]) -> str:
         return write_tagged(calls)
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """Tagged JSON, with any white space."""
+        return tagged_grammar(tools, thinking)
 
 
 @hookimpl

@@ -14,6 +14,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
+from ._grammar import call_rules, turn_grammar
 from ._pythonic import read_call
 from ._reading import Block, CallError, call_of, json_text, nothing_follows, read_json, read_turn, skip_spaces
 
@@ -40,6 +41,23 @@ class Llama3JsonFormat(FormatBase):
         return "; ".join(
             f'{{"name": {json_text(call.name)}, "parameters": {json_text(call.arguments)}}}' for call in calls
         )
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """Objects that begin with `name`, or `type` and `name`, up to the end of the turn. Text cannot hold
+        an object that begins so and is no call."""
+        rules = r"""
+tagged[lazy]: TEXT "<|python_tag|>"
+named[lazy]: TEXT NAME
+typed[lazy]: TEXT TYPE
+call: (tagged WS? one | named members | typed function members) (WS? ";" WS? one)* (WS? ";")? WS?
+one: "{" WS? ("\"type\"" WS? ":" function | "\"name\"" WS? ":") members
+function: WS? "\"function\"" WS? "," WS? "\"name\"" WS? ":"
+NAME: /\{\s*"name"\s*:/
+TYPE: /\{\s*"type"\s*:/
+PARAMETERS: /\{\s*"parameters"\s*:/
+"""
+        rules += call_rules(tools, "parameters")
+        return turn_grammar(rules, thinking=thinking, ends=True, never="PARAMETERS")
 
 
 def _read(text: str, marker: re.Match[str]) -> Block | None:

@@ -15,6 +15,7 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
+from ._grammar import alternatives, arguments_json, call_rules, function_of, quoted, turn_grammar
 from ._reading import Block, CallError, call_of, json_text, make_call, nothing_follows, read_json, read_turn
 
 _MARK, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -42,6 +43,23 @@ class MistralFormat(FormatBase):
     def _with_args(self, call: ToolCall) -> str:
         call_id = f"{_ID}{call.id}" if call.id and _ID in self._template else ""
         return f"{_MARK}{call.name}{call_id}{_ARGS}{json_text(call.arguments)}"
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """One array, or calls one after another, up to the end of the turn."""
+        mark = quoted(_MARK)
+        if _ARGS in self._template:
+            middle = f"({quoted(_ID)} ID)? {quoted(_ARGS)}" if _ID in self._template else quoted(_ARGS)
+            functions = [function_of(tool) for tool in tools]
+            rules = f"one: {alternatives('tool', len(tools))}\nID: /[A-Za-z0-9]{{1,32}}/\n" + "".join(
+                f"tool_{n}: {quoted(name)} {middle} WS? {arguments_json(schema)}\n"
+                for n, (name, schema) in enumerate(functions)
+            )
+        else:
+            rules = 'one: WS? "[" WS? object (WS? "," WS? object)* WS? "]"\n' + call_rules(
+                tools, more=r'(WS? "," WS? "\"id\"" WS? ":" WS? /"[A-Za-z0-9]{1,32}"/)?'
+            )
+        rules = f"mark[lazy]: TEXT {mark}\ncall: mark one (WS? {mark} one)* WS?\n{rules}"
+        return turn_grammar(rules, thinking=thinking, ends=True)
 
 
 def _as_object(call: ToolCall) -> str:

@@ -14,7 +14,7 @@ import attrs
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
-from ._tagged_json import parse_tagged, write_tagged
+from ._tagged_json import parse_tagged, tagged_grammar, write_tagged
 
 
 class PromptFormat(FormatBase):
@@ -30,6 +30,10 @@ class PromptFormat(FormatBase):
 
     def _write(self, calls: Sequence[ToolCall]) -> str:
         return write_tagged(calls, inner="")
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """Tagged JSON, with any white space."""
+        return tagged_grammar(tools, thinking)
 
 
 @hookimpl

@@ -25,6 +25,8 @@ import attrs
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
+from ._grammar import alternatives, function_of, quoted, turn_grammar
+from ._qwen3_coder_values import parameter_rules
 from ._reading import Block, CallError, json_text, make_call, read_json, read_turn, skip_spaces
 
 _MARKER = re.compile(r"<tool_call>\s*(?=<function=)|<function=|<tool_call>")
@@ -46,6 +48,23 @@ class Qwen3CoderFormat(FormatBase):
 
     def _write(self, calls: Sequence[ToolCall]) -> str:
         return "\n".join(_written(call) for call in calls)
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """Elements with the parameters in the order of the schema; texts as they are, other values as JSON.
+
+        Raises `RolloutError` for a parameter that no rule can describe, such as a text with a pattern.
+        """
+        lines = [
+            'wrapped[lazy]: TEXT "<tool_call>"',
+            'bare[lazy]: TEXT "<function="',
+            'call: wrapped WS? "<function=" function WS? "</tool_call>" | bare function',
+            f'function: ({alternatives("tool", len(tools))}) WS? "</function>"',
+            'text[lazy]: ANY "</parameter>"',
+        ]
+        for number, (name, schema) in enumerate(map(function_of, tools)):
+            parts, rules = parameter_rules(f"tool_{number}", name, schema)
+            lines += [f"tool_{number}: {quoted(f'{name}>')} WS? {parts}", *rules]
+        return turn_grammar("\n".join(lines), thinking=thinking)
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

@@ -18,9 +18,10 @@ from typing import Any
 from retrograd_hookspecs import Component, ParsedTurn, ToolCall, hookimpl
 
 from ._base import FormatBase, component
+from ._grammar import quoted
 from ._pythonic import read_calls
 from ._reading import Block, CallError, read_turn
-from ._tagged_json import OPEN, read_tagged, write_tagged
+from ._tagged_json import OPEN, read_tagged, tagged_grammar, write_tagged
 
 _CODE, _CODE_END = "<code>", "</code>"
 _MARKER = re.compile(f"{re.escape(OPEN)}|{_CODE}")
@@ -39,6 +40,10 @@ class SmolLM3Format(FormatBase):
 
     def _write(self, calls: Sequence[ToolCall]) -> str:
         return write_tagged(calls, inner="")
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> str:
+        """Tagged JSON; text without `<code>`, which would begin calls in Python."""
+        return tagged_grammar(tools, thinking, never=quoted(_CODE))
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

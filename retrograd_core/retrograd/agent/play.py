@@ -27,6 +27,7 @@ from retrograd_hookspecs import (
     ToolSpec,
 )
 
+from .constrained import CallConstraints
 from .trajectory import Trajectory
 from .world import Belt, NoTools, SharedTools, World, clean, guarded
 
@@ -116,6 +117,7 @@ class Player:
     Args:
         acquire: makes the world of a trajectory; None plays without one.
         seed: of all random draws; a trajectory's draws depend on it and on its `stream` alone.
+        constraints: what the model's calls may be; None leaves all to the model.
     """
 
     speaker: Speaker
@@ -127,6 +129,7 @@ class Player:
     shared_tools: SharedTools = attrs.field(factory=NoTools)
     acquire: Acquire | None = None
     system_suffix: str = ""
+    constraints: CallConstraints | None = None
 
     async def play(self, scenario: Scenario, member: int, stream: int, *, grade_cut: bool = False) -> Played:
         """Play a scenario to its end. Never raises for what goes wrong in this trajectory alone; its world is
@@ -186,17 +189,23 @@ class Player:
         if budget < 1:
             played.truncated = "max_trajectory_tokens"
             return None
+        constraint = None
+        if self.constraints is not None:
+            constraint = self.constraints.of(trajectory.tools, thinking=trajectory.thinking)
         completion = await self.speaker.generate(
             GenerationRequest(
                 prompt=tuple(trajectory.tokens),
                 params=attrs.evolve(self.sampling, max_new_tokens=budget),
                 stop_ids=self.stop_ids,
                 stream=stream * STREAMS_PER_TRAJECTORY + played.turns,
+                constraint=constraint,
             ),
             session,
         )
         parsed = trajectory.add_turn(completion)
         played.turns += 1
+        if constraint is not None and constraint.problem:
+            raise RolloutError(f"constrained decoding failed: {constraint.problem}")
         if completion.finish == "length":
             played.truncated = "max_trajectory_tokens" if budget == room else "max_new_tokens_per_turn"
             return None

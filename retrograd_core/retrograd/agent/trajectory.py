@@ -18,6 +18,7 @@ from retrograd_hookspecs import ChatFormat, Message, ParsedTurn
 CUT_MARK = "\n[cut here: the token budget of this conversation is nearly used up]"
 """Stands behind what is left of an observation that there was no room for."""
 
+_THINK = "<think>"
 MOST_CHARACTERS = 16
 """Of an observation that is cut, no more characters are kept for each token that there is room for."""
 
@@ -43,6 +44,8 @@ class Trajectory:
     cuts: int = 0
     """Observations that were cut to the token budget."""
     prompt_tokens: int = 0
+    masked: list[float] = attrs.field(factory=list)
+    """See `Completion.masked`."""
     _text: str = ""
 
     def start(self) -> None:
@@ -55,14 +58,15 @@ class Trajectory:
     def add_turn(self, completion: Completion) -> ParsedTurn:
         """Append a sampled turn; what the chat format reads in it. Calls get ids that count up."""
         ids = completion.tokens.tolist()
-        previous = self.tokens[-1]
+        previous, thinking = self.tokens[-1], self.thinking
         self.tokens += ids
         self.trained += [True] * len(ids)
         self.logp += completion.logp.tolist()
+        self.masked += completion.masked
         stopped = completion.finish == "stop"
         text = self.encoder.pieces.text(ids[:-1] if stopped else ids, previous)
         self._text += text
-        parsed = self.chat_format.parse(text)
+        parsed = self.chat_format.parse(f"{_THINK}{text}" if thinking else text)
         count = sum(len(message.tool_calls) for message in self.messages)
         calls = tuple(attrs.evolve(call, id=call_id(count + n)) for n, call in enumerate(parsed.tool_calls))
         message = Message(
@@ -102,6 +106,11 @@ class Trajectory:
     def continue_with(self, framing: Sequence[int]) -> None:
         """Append framing tokens."""
         self._add(framing)
+
+    @property
+    def thinking(self) -> bool:
+        """True if the next turn begins inside reasoning that the template opened."""
+        return self._text.rstrip().endswith(_THINK)
 
     @property
     def next_token(self) -> int:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers.fixtures import docker, docker_engine
 from tests.judges.server import JudgeServer
 
 from .support import SMALL, Agents
+
+__all__ = ["agents", "docker", "docker_engine", "server"]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from retrograd import (
     AgenticGRPOConfig,
+    ContainerEnvironment,
     LocalEnvironment,
     LoraConfig,
     Scenario,
@@ -22,7 +23,10 @@ from retrograd import (
     TrainingConfig,
 )
 from retrograd_hookspecs import StepReport
+from retrograd_plugins.environments._sandboxed_profiles import PROFILES
 from tests.algorithms.support import SMALL as ENDS_SOON
+from tests.containers.engine import PYTHON_IMAGE
+from tests.containers.fixtures import Counter
 from tests.judges.server import JudgeServer, Request, says
 
 from .support import HOOKS, SMALL, call
@@ -94,14 +98,36 @@ def test_the_example_runs_as_it_stands(
 
 def test_tools_on_the_host(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
     """The environment `local` with the toolset `base`; its commands are those of the script."""
+    environment = LocalEnvironment(Tools("base"), allow_unsandboxed=True)
+    write_five(environment, tmp_path, tiny_model, call("bash", command="printf 5 > answer.txt"))
+
+
+def test_tools_in_a_container(tmp_path: Path, tiny_model: Callable[..., Path], docker: Counter) -> None:
+    """The environment of the user's guide as it stands, in a real container. Its default image, which would
+    be built from one of a registry, is another name of the tests' own."""
+    image = PROFILES["python"].image
+    docker.api.tag(PYTHON_IMAGE, *image.split(":"))
+    try:
+        code = "open('answer.txt', 'w').write(str(2 + 3))"
+        environment = ContainerEnvironment(Tools("python"))
+        metrics = write_five(environment, tmp_path, tiny_model, call("python", code=code))
+        assert metrics["env/created"] >= 1
+        assert metrics["agent/tool_error_fraction"] == 0
+    finally:
+        docker.api.remove_image(image)
+
+
+def write_five(
+    environment: Any, tmp_path: Path, tiny_model: Callable[..., Path], turn: str
+) -> Mapping[str, float]:
+    """Train on a task that the first member of the group solves with one call; the update's metrics."""
     (tmp_path / "hooks.py").write_text(HOOKS)
-    write = call("bash", command="printf 5 > answer.txt")
-    script = {"0": [write, "Done."], "*": ["I do not know."]}
+    script = {"0": [turn, "Done."], "*": ["I do not know."]}
     (tmp_path / "script.json").write_text(json.dumps(script))
     verify = {"command": ["grep", "-q", "5", "answer.txt"], "reward_on_success": 1.0}
     config = AgenticGRPOConfig(
         scenarios=(Scenario("five", "Write 5 into answer.txt.", metadata={"env": {"verify": verify}}),),
-        environment=LocalEnvironment(Tools("base"), allow_unsandboxed=True),
+        environment=environment,
         group_size=2,
         epochs_per_update=1,
         max_new_tokens_per_turn=160,
@@ -118,3 +144,4 @@ def test_tools_on_the_host(tmp_path: Path, tiny_model: Callable[..., Path]) -> N
     assert result.outcome == "finished"
     assert reports[0].metrics["reward/mean"] == 0.5
     assert reports[0].metrics["agent/turns_mean"] == 1.5
+    return reports[0].metrics

@@ -254,6 +254,12 @@ class Servers:
     def specs(self) -> Sequence[ToolSpec]:
         return self._specs
 
+    def origin(self, name: str) -> str:
+        return "MCP server 'shouting'"
+
+    def signature(self) -> dict[str, Any]:
+        return {}
+
     async def call(self, name: str, arguments: Any) -> StepResult:
         if self._fault is not None:
             self._fault()
@@ -284,7 +290,9 @@ def test_a_server_that_breaks_costs_its_trajectory() -> None:
 
 def test_two_tools_of_one_name() -> None:
     stage = stage_of(Speaker({0: [END]}), Echoes(), tools=Servers(spec("say")))
-    assert stage.play(parts(1))[0][0].failed.startswith("the tool 'say' is offered twice")
+    assert stage.play(parts(1))[0][0].failed == (
+        "the tool 'say' is offered by the environment and by MCP server 'shouting'"
+    )
     stage.close()
 
     class Told(Echoes):
@@ -292,8 +300,11 @@ def test_two_tools_of_one_name() -> None:
             return {"default": [spec("say")]}
 
     stage = stage_of(Speaker({0: [END]}), Told(), tools=Servers(spec("say")))
-    with pytest.raises(RolloutError, match="'say' is offered twice"):
+    with pytest.raises(ConfigError) as refused:
         stage.open([SCENARIO])
+    assert "MCP server 'shouting': its tool 'say' is one of the environment's toolset 'default', too" in str(
+        refused.value
+    )
     stage.close()
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -208,6 +208,25 @@ def test_deny_wins_and_clashes_get_the_servers_name() -> None:
     assert seen.observation == "['repeat', 'add', 'wait']"
     with pytest.raises(ConfigError, match=r"'ad' is no tool of the server \(did you mean add\?\)"):
         names([attrs.evolve(two, denied_tools=("ad",))])
+
+
+def test_what_the_model_sees_is_part_of_the_signature() -> None:
+    async def signature(tools: McpTools, findings: Sequence[AuditFinding]) -> Mapping[str, Any]:
+        return tools.signature()
+
+    one, two = plain("one", "add"), plain("two", "repeat")
+    seen = [use(servers, signature) for servers in ([one, two], [one, two], [two, one], [one])]
+    assert seen[0] == seen[1]
+    assert seen[0]["tools"] == seen[2]["tools"] != seen[3]["tools"]
+    assert [found["order"] for found in seen[1:]] == [["add", "repeat"], ["repeat", "add"], ["add"]]
+
+
+def test_names_that_clash_after_all_name_both_servers() -> None:
+    one, two = plain("one", "add", "two__add"), plain("two", "add")
+    with pytest.raises(
+        ConfigError, match=r"MCP server 'two': the tool 'two__add' is offered by MCP server 'one'"
+    ):
+        names([one, two])
 
 
 def test_the_time_server() -> None:

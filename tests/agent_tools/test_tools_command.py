@@ -58,7 +58,10 @@ def test_servers_are_listed_with_their_tools(listing: Callable[..., Any]) -> Non
         environment = f'[agent.environment]\ntype = "http"\nbase_url = "{server.url}"\n'
         refused = listing(SERVER + environment)
         assert refused.returncode == 2
-        assert "MCP server 'plain': the environment has a tool 'add' too" in refused.stderr
+        assert (
+            "MCP server 'plain': its tool 'add' is one of the environment's toolset 'http', too"
+            in refused.stderr
+        )
 
         denied = SERVER + 'denied_tools = ["add"]\n' + environment
         shown = listing(denied)

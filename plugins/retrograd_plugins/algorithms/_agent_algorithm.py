@@ -176,12 +176,7 @@ class AgenticGrpo(RolloutAlgorithm):
         losses = Losses.of(groups, config.truncation)
         metrics = self.collected_metrics(groups, **self._seconds)
         generation = metrics["timing/generation_seconds"]
-        metrics |= agent_metrics(
-            played,
-            wall_seconds=wall,
-            generation_seconds=generation,
-            constrained=self._stage.player.constraints is not None,
-        )
+        metrics |= agent_metrics(played, wall_seconds=wall, generation_seconds=generation)
         metrics |= {**self._stage.metrics(), **self._judge_metrics(groups, judged)}
         metrics["agent/dropped_fraction"] = losses.fraction
         metrics["agent/unscored_fraction"] = losses.unscored / losses.total
@@ -257,15 +252,11 @@ class AgenticGrpo(RolloutAlgorithm):
     def signature(self) -> dict[str, Any]:
         """Scenarios, and what the model's tools are made of."""
         provider = self._stage.provider
-        specs = [
-            [spec.name, spec.description, spec.input_schema]
-            for spec in self._stage.player.shared_tools.specs()
-        ]
         return {
             "scenarios": self._digests[0],
             "held-out scenarios": self._digests[1],
             "environment": dict(provider.signature()) if provider is not None else {},
-            "shared tools": specs,
+            "shared tools": dict(self._stage.player.shared_tools.signature()),
         }
 
     def close(self) -> None:

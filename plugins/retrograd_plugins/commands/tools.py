@@ -57,6 +57,7 @@ def list_tools(config: Path, overrides: tuple[str, ...], as_json: bool, no_conne
 
 async def _collect(assembly: Assembly, connect: bool) -> dict[str, Any]:
     from retrograd.agent.mcp import mcp_tools
+    from retrograd.agent.world import clashes
 
     agent = assembly.one("algorithms").config
     if not hasattr(agent, "mcp_servers"):
@@ -76,8 +77,11 @@ async def _collect(assembly: Assembly, connect: bool) -> dict[str, Any]:
     for item in environments:
         await _add_environment(found, assembly, item, connect)
     if shared is not None:
+        own = {name: [spec["name"] for spec in listed] for name, listed in found["toolsets"].items()}
         await _add_servers(found, shared, connect)
-    _refuse_clashes(found)
+        problems = clashes(own, shared)
+        if problems:
+            raise ConfigError(problems)
     return found
 
 
@@ -125,23 +129,6 @@ async def _add_servers(found: dict[str, Any], shared: McpTools, connect: bool) -
         found["mcp_hash"] = digest(shared.signature())
     finally:
         await shared.close()
-
-
-def _refuse_clashes(found: Mapping[str, Any]) -> None:
-    """A name in a toolset and on a server would end every trajectory."""
-    own = {tool["name"] for listed in found["toolsets"].values() for tool in listed}
-    problems = [
-        Problem(
-            where=f"MCP server {server!r}",
-            message=f"the environment has a tool {tool['name']!r} too",
-            hint="add it to the server's denied_tools, or deny it in a toolset",
-        )
-        for server, listed in found["mcp_servers"].items()
-        for tool in listed
-        if tool["name"] in own
-    ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def _described(spec: ToolSpec) -> dict[str, Any]:

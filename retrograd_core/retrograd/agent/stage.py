@@ -16,10 +16,10 @@ import anyio
 import attrs
 
 from retrograd.engine.policy import Policy
-from retrograd_hookspecs import AuditFinding, EnvironmentProvider, RolloutError, Scenario
+from retrograd_hookspecs import AuditFinding, ConfigError, EnvironmentProvider, RolloutError, Scenario
 
 from .play import Played, Player
-from .world import Belt, SharedTools, twice
+from .world import SharedTools, clashes
 
 POLL_SECONDS = 0.2
 """How often the waiting thread looks whether the run was asked to stop."""
@@ -79,18 +79,20 @@ class Stage:
         self._waiting: concurrent.futures.Future[None] | None = None
 
     def open(self, scenarios: Sequence[Scenario]) -> list[AuditFinding]:
-        """Connect and validate everything that scenarios need. Raises as `EnvironmentProvider.prepare`."""
+        """Connect and validate everything that scenarios need. Raises as `EnvironmentProvider.prepare`, and
+        `ConfigError` if a shared tool has the name of one of the environment's."""
         findings: list[AuditFinding] = []
         if self._tools is not None and not self._opened:
             findings += self.call(self._tools.open)
         self._opened = True
         if self.provider is not None:
             findings += self.call(self.provider.prepare, list(scenarios))
-            own = {spec.name for specs in self.provider.catalogue().values() for spec in specs}
-            both = sorted(own & {spec.name for spec in self.player.shared_tools.specs()})
-            if both:
-                raise RolloutError(twice(both[0]))
-        return [*findings, *self._constrained()]
+            offered = self.provider.catalogue().items()
+            own = {name: [spec.name for spec in specs] for name, specs in offered}
+            problems = clashes(own, self.player.shared_tools)
+            if problems:
+                raise ConfigError(problems)
+        return findings
 
     def play(
         self,
@@ -111,19 +113,6 @@ class Stage:
         self._settle()
         played: list[Played] = self.call(self._play, list(parts), progress, at_once, on_played)
         return played, time.perf_counter() - started
-
-    def _constrained(self) -> list[AuditFinding]:
-        """Compile the grammars of all tools that are known already. Raises `RolloutError`."""
-        constraints, shared = self.player.constraints, self.player.shared_tools
-        if constraints is None:
-            return []
-        toolsets = list(self.provider.catalogue().values()) if self.provider is not None else []
-        catalogues = [Belt(own, shared, None).catalogue() for own in toolsets or ([],)]
-        for catalogue in catalogues:
-            constraints.of(catalogue)
-        names = {tool["function"]["name"] for catalogue in catalogues for tool in catalogue}
-        message = f"the grammar holds the calls of {len(names)} tools" if names else "tools are known later"
-        return [AuditFinding(level="ok", check="constrained decoding", message=message)]
 
     def warm_up(self, count: int) -> None:
         """Make worlds ready in the background."""
@@ -253,23 +242,13 @@ def _first(error: BaseException) -> BaseException:
 
 
 def agent_metrics(
-    played: Sequence[Played],
-    *,
-    wall_seconds: float,
-    generation_seconds: float,
-    constrained: bool = False,
+    played: Sequence[Played], *, wall_seconds: float, generation_seconds: float
 ) -> Mapping[str, float]:
-    """`agent/*` of trajectories, trained or not; `constrained` if the calls were."""
+    """`agent/*` of trajectories, trained or not."""
     count = max(len(played), 1)
     turns = sum(one.turns for one in played)
     calls = sum(one.calls for one in played)
     tried = sum(one.tried_calls for one in played)
-    masked = [share for one in played for share in one.trajectory.masked]
-    written = sum(sum(one.trajectory.trained) for one in played)
-    masks = {
-        "agent/constrained_tokens_fraction": len(masked) / max(written, 1),
-        "agent/masked_probability_mean": sum(masked) / max(len(masked), 1),
-    }
     return {
         "agent/truncated_fraction": sum(bool(one.truncated) for one in played) / count,
         "agent/failed_fraction": sum(bool(one.failed) for one in played) / count,
@@ -283,5 +262,4 @@ def agent_metrics(
         "agent/rollout_seconds_mean": sum(one.seconds for one in played) / count,
         "agent/tool_seconds_mean": sum(one.tool_seconds for one in played) / count,
         "agent/decode_idle_fraction": max(0.0, 1.0 - generation_seconds / max(wall_seconds, 1e-9)),
-        **(masks if constrained else {}),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ import attrs
 from retrograd.tool_prompt import openai_tool
 from retrograd_hookspecs import (
     Environment,
+    Problem,
     RetrogradError,
     RolloutError,
     Scenario,
@@ -37,6 +38,12 @@ class SharedTools(Protocol):
     def specs(self) -> Sequence[ToolSpec]:
         """In a fixed order."""
 
+    def origin(self, name: str) -> str:
+        """What offers a tool, for messages: `MCP server 'calc'`."""
+
+    def signature(self) -> Mapping[str, Any]:
+        """What must be equal for a checkpoint to be resumed: what the model sees of the tools."""
+
     async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
         """Run a call. Raises `RolloutError` if the server is gone."""
 
@@ -46,6 +53,12 @@ class NoTools:
 
     def specs(self) -> Sequence[ToolSpec]:
         return ()
+
+    def origin(self, name: str) -> str:
+        raise RolloutError(f"there is no tool {name!r}")
+
+    def signature(self) -> Mapping[str, Any]:
+        return {}
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
         raise RolloutError(f"there is no tool {name!r}")
@@ -120,12 +133,15 @@ class Belt:
 
     def __init__(self, own: Sequence[ToolSpec], shared: SharedTools, world: World | None) -> None:
         self._specs: dict[str, ToolSpec] = {}
-        for spec in (*own, *shared.specs()):
+        self._own = {spec.name for spec in own}
+        for number, spec in enumerate((*own, *shared.specs())):
             if spec.name in self._specs:
-                raise RolloutError(twice(spec.name))
+                origins = "twice by the environment"
+                if number >= len(own):
+                    origins = f"by the environment and by {shared.origin(spec.name)}"
+                raise RolloutError(f"the tool {spec.name!r} is offered {origins}")
             check_schema(spec)
             self._specs[spec.name] = spec
-        self._own = {spec.name for spec in own}
         self._shared = shared
         self._world = world
 
@@ -155,9 +171,21 @@ class Belt:
         return await guarded(f"the tool {call.name!r}", work, StepResult)
 
 
-def twice(name: str) -> str:
-    """Why two tools of one name cannot be."""
-    return f"the tool {name!r} is offered twice, by the environment or by an MCP server"
+def clashes(own: Mapping[str, Iterable[str]], shared: SharedTools) -> list[Problem]:
+    """Shared tools that have the name of one of the environment's. `own` has the names of each toolset."""
+    toolsets: dict[str, str] = {}
+    for toolset, names in own.items():
+        for name in names:
+            toolsets.setdefault(name, f"environment's toolset {toolset!r}" if toolset else "environment")
+    return [
+        Problem(
+            where=shared.origin(spec.name),
+            message=f"its tool {spec.name!r} is one of the {toolsets[spec.name]}, too",
+            hint="add it to the server's denied_tools, or have the environment not offer it",
+        )
+        for spec in shared.specs()
+        if spec.name in toolsets
+    ]
 
 
 def clean(text: str) -> str:

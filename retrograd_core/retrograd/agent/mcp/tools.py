@@ -146,12 +146,17 @@ class McpTools:
             found[self._routes[spec.name][0].config.name].append(spec)
         return found
 
+    def origin(self, name: str) -> str:
+        """`MCP server 'calc'`."""
+        return f"MCP server {self._routes[name][0].config.name!r}"
+
     def signature(self) -> Mapping[str, Any]:
         """What must be equal for a checkpoint to be resumed: what the model sees of the tools."""
-        return {
+        tools = {
             spec.name: {"description": spec.description, "input_schema": dict(spec.input_schema)}
             for spec in self._specs
         }
+        return {"order": list(tools), "tools": tools} if tools else {}
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
         """Call a tool. Raises `RolloutError` if its server is gone and does not come back."""
@@ -208,7 +213,10 @@ class McpTools:
                 prefix = f"{_NO_NAME_CHARACTER.sub('_', server.config.name)}__" if clashes else ""
                 name = prefix + spec.name
                 if name in self._routes:
-                    problems.append(_problem(server, f"the tool {name!r} is offered twice"))
+                    other = self.origin(name)
+                    message = f"the tool {name!r} is offered by {other} too"
+                    hint = "add it to the denied_tools of one of them, or give the server another name"
+                    problems.append(_problem(server, message, hint))
                 elif not _TOOL_NAME.fullmatch(name):
                     problems.append(
                         _problem(

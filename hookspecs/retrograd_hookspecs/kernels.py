@@ -51,6 +51,9 @@ segments with `context_length` 0.
 | `softmax_grad_tile` | `(logits (T,V'), first: int, targets int32 (T,), softcap, lse (T,), dlogp (T,))`: logits (uncapped) are overwritten by dlogp·(onehot(target) − softmax), through the cap |
 | `narrow` (optional) | `(x F, out uint16)`, both of one shape: x in 16 bits of the kernel's own format, as close as the kernel's products are to F. Modules keep activations for the backward pass in it; where there is none, as they are |
 | `widen` (optional) | `(x uint16, out F)`: what `narrow` wrote, rounded |
+| `gated_activation_keep` (optional) | `(kind, gate, up, out, kept_gate uint16, kept_up uint16)`: `gated_activation`, and `narrow` of gate and up |
+| `gated_activation_kept` (optional) | `(kind, kept_gate, kept_up, out)`: `gated_activation` of what was kept |
+| `gated_activation_kept_backward` (optional) | `(kind, dout, kept_gate, kept_up, dgate, dup)`: its gradients. The three are used together, and only if they are of the variant that serves `gated_activation` |
 | `adamw` | `(value, grad, first_moment, second_moment, lr, beta1, beta2, eps, weight_decay, step: int)` all 1-D float32; updates value and moments in place (Loshchilov & Hutter 2019, algorithm 2, bias-corrected) |
 | `sgd` | `(value, grad, momentum_buffer, lr, momentum, weight_decay)` likewise |
 | `sum_squares` | `(x 1-D) -> float`: in float64, in a fixed order |
@@ -78,7 +81,9 @@ OPS_BY_FORMAT = (
 )
 STAND_INS = {"matmul_few": "matmul"}
 """Optional ops, and the op of the same arguments that serves where no kernel implements them."""
-OPTIONAL = ("narrow", "widen")
+GATED_KEPT = ("gated_activation_keep", "gated_activation_kept", "gated_activation_kept_backward")
+"""Optional ops that take the work of `narrow` and `widen` along."""
+OPTIONAL = ("narrow", "widen", *GATED_KEPT)
 """Optional ops that modules do without where no kernel implements them."""
 ABSENT = "absent"
 """Variant of an optional op that no kernel implements."""
@@ -121,6 +126,7 @@ OPS = (
     "scale",
     "narrow",
     "widen",
+    *GATED_KEPT,
     "logsumexp_tile",
     "softmax_grad_tile",
     "adamw",
@@ -135,13 +141,15 @@ class QuantMatrix:
     """A weight matrix W (rows N, columns K) as it lies in the GGUF.
 
     `data` is uint8 (N, row bytes), usually a read-only memory map, for every format (F32 and F16
-    included). `format` is the ggml type name ("Q4_K", "F32", …).
+    included). `format` is the type name ("Q4_K", "F32", …). `decode` gives the values of packed rows, uint8
+    (n, row bytes), as float32 (n, K), a new array, whoever offers the format; None for one of ggml's.
     """
 
     name: str
     format: str
     data: npt.NDArray[np.uint8]
     columns: int
+    decode: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.float32]] | None = None
 
     @property
     def rows(self) -> int:

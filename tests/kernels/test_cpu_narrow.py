@@ -77,3 +77,31 @@ def test_float32_kernels_offer_none() -> None:
     (component,) = retrograd_kernels()
     floats = build(CpuConfig(kernels="avx512"), build_context())
     assert component.build(component.config(), build_context(backend=floats)) == []
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (37, 31), (200, 129), (2, 16)])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+def test_activations_that_keep_have_the_bits_of_their_parts(kind: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    gate, up, dout = (4 * rng.standard_normal(shape).astype(np.float32) for _ in range(3))
+    impls = (*kernels("cpu", "narrow"), *kernels("cpu", "gated_activation"))
+    get = FrozenKernelTable(impls, backend("cpu").device).get
+    halves = [np.empty(shape, np.uint16) for _ in range(4)]
+    floats = [np.full(shape, np.nan, np.float32) for _ in range(10)]
+    one, other, wide_gate, wide_up, again, again_too, *slopes = floats
+
+    get("gated_activation")(kind, gate, up, one)
+    get("narrow")(gate, halves[0])
+    get("narrow")(up, halves[1])
+    get("gated_activation_keep")(kind, gate, up, other, halves[2], halves[3])
+    get("widen")(halves[0], wide_gate)
+    get("widen")(halves[1], wide_up)
+    get("gated_activation")(kind, wide_gate, wide_up, again)
+    get("gated_activation_kept")(kind, halves[2], halves[3], again_too)
+    get("gated_activation_backward")(kind, dout, wide_gate, wide_up, slopes[0], slopes[1])
+    get("gated_activation_kept_backward")(kind, dout, halves[2], halves[3], slopes[2], slopes[3])
+
+    pairs = ((one, other), (halves[0], halves[2]), (halves[1], halves[3]), (again, again_too))
+    for expected, found in (*pairs, (slopes[0], slopes[2]), (slopes[1], slopes[3])):
+        np.testing.assert_array_equal(found, expected)
+    assert not np.isnan(np.stack(floats)).any()

@@ -30,12 +30,16 @@ class KeptArrays:
     def save(self, name: str, array: Any, keep: Scope) -> None:
         """Keep what `fresh` gave, once nothing changes in it any more."""
         if self._ops is not None and keep.keeps:
-            self._ops[0](array, keep.rows(name, *array.shape, dtype=np.uint16))
+            self._ops[0](array, self.narrowed(name, keep, *array.shape))
 
     def load(self, name: str, keep: Scope, count: int, *tail: int) -> Any:
         """What was saved, until the next `fresh` or `load` of the name; it may be overwritten."""
         if self._ops is None:
             return keep.rows(name, count, *tail)
         array = self._scratch.rows(name, count, *tail)
-        self._ops[1](keep.rows(name, count, *tail, dtype=np.uint16), array)
+        self._ops[1](self.narrowed(name, keep, count, *tail), array)
         return array
+
+    def narrowed(self, name: str, keep: Scope, count: int, *tail: int) -> Any:
+        """The array in which `save` keeps in 16 bits, for kernels that write or read it themselves."""
+        return keep.rows(name, count, *tail, dtype=np.uint16)

@@ -12,9 +12,17 @@ def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
     """Compile the kernels, or load them from Numba's cache; none where products are float32."""
     if context.service("backend").variants[0] != "amx":
         return []
+    from ._math_gated_kept import (
+        gated_activation_keep,
+        gated_activation_kept,
+        gated_activation_kept_backward,
+    )
     from ._math_narrow import narrow, widen
 
     return [
+        KernelImpl(op="gated_activation_keep", fn=gated_activation_keep, variant="numba"),
+        KernelImpl(op="gated_activation_kept", fn=gated_activation_kept, variant="numba"),
+        KernelImpl(op="gated_activation_kept_backward", fn=gated_activation_kept_backward, variant="numba"),
         KernelImpl(op="narrow", fn=narrow, variant="amx"),
         KernelImpl(op="widen", fn=widen, variant="amx"),
     ]

@@ -176,7 +176,12 @@ class AgenticGrpo(RolloutAlgorithm):
         losses = Losses.of(groups, config.truncation)
         metrics = self.collected_metrics(groups, **self._seconds)
         generation = metrics["timing/generation_seconds"]
-        metrics |= agent_metrics(played, wall_seconds=wall, generation_seconds=generation)
+        metrics |= agent_metrics(
+            played,
+            wall_seconds=wall,
+            generation_seconds=generation,
+            constrained=self._stage.player.constraints is not None,
+        )
         metrics |= {**self._stage.metrics(), **self._judge_metrics(groups, judged)}
         metrics["agent/dropped_fraction"] = losses.fraction
         metrics["agent/unscored_fraction"] = losses.unscored / losses.total

@@ -19,7 +19,7 @@ from retrograd.engine.policy import Policy
 from retrograd_hookspecs import AuditFinding, ConfigError, EnvironmentProvider, RolloutError, Scenario
 
 from .play import Played, Player
-from .world import SharedTools, clashes
+from .world import Belt, SharedTools, clashes
 
 POLL_SECONDS = 0.2
 """How often the waiting thread looks whether the run was asked to stop."""
@@ -92,7 +92,7 @@ class Stage:
             problems = clashes(own, self.player.shared_tools)
             if problems:
                 raise ConfigError(problems)
-        return findings
+        return [*findings, *self._constrained()]
 
     def play(
         self,
@@ -113,6 +113,19 @@ class Stage:
         self._settle()
         played: list[Played] = self.call(self._play, list(parts), progress, at_once, on_played)
         return played, time.perf_counter() - started
+
+    def _constrained(self) -> list[AuditFinding]:
+        """Compile the grammars of all tools that are known already. Raises `RolloutError`."""
+        constraints, shared = self.player.constraints, self.player.shared_tools
+        if constraints is None:
+            return []
+        toolsets = list(self.provider.catalogue().values()) if self.provider is not None else []
+        catalogues = [Belt(own, shared, None).catalogue() for own in toolsets or ([],)]
+        for catalogue in catalogues:
+            constraints.of(catalogue)
+        names = {tool["function"]["name"] for catalogue in catalogues for tool in catalogue}
+        message = f"the grammar holds the calls of {len(names)} tools" if names else "tools are known later"
+        return [AuditFinding(level="ok", check="constrained decoding", message=message)]
 
     def warm_up(self, count: int) -> None:
         """Make worlds ready in the background."""
@@ -242,13 +255,23 @@ def _first(error: BaseException) -> BaseException:
 
 
 def agent_metrics(
-    played: Sequence[Played], *, wall_seconds: float, generation_seconds: float
+    played: Sequence[Played],
+    *,
+    wall_seconds: float,
+    generation_seconds: float,
+    constrained: bool = False,
 ) -> Mapping[str, float]:
-    """`agent/*` of trajectories, trained or not."""
+    """`agent/*` of trajectories, trained or not; `constrained` if the calls were."""
     count = max(len(played), 1)
     turns = sum(one.turns for one in played)
     calls = sum(one.calls for one in played)
     tried = sum(one.tried_calls for one in played)
+    masked = [share for one in played for share in one.trajectory.masked]
+    written = sum(sum(one.trajectory.trained) for one in played)
+    masks = {
+        "agent/constrained_tokens_fraction": len(masked) / max(written, 1),
+        "agent/masked_probability_mean": sum(masked) / max(len(masked), 1),
+    }
     return {
         "agent/truncated_fraction": sum(bool(one.truncated) for one in played) / count,
         "agent/failed_fraction": sum(bool(one.failed) for one in played) / count,
@@ -262,4 +285,5 @@ def agent_metrics(
         "agent/rollout_seconds_mean": sum(one.seconds for one in played) / count,
         "agent/tool_seconds_mean": sum(one.tool_seconds for one in played) / count,
         "agent/decode_idle_fraction": max(0.0, 1.0 - generation_seconds / max(wall_seconds, 1e-9)),
+        **(masks if constrained else {}),
     }

@@ -86,9 +86,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_docker_exec, "DYING_SECS", 0.2)
 
 
-def test_a_container_that_the_engine_believes_to_run(quick: None) -> None:
+@pytest.mark.parametrize("code", [126, 127, 137, 143])
+def test_a_container_that_the_engine_believes_to_run(quick: None, code: int) -> None:
+    """126: Docker says so where it "cannot exec in a stopped state", and has that as the command's output."""
+    api = Api(states=[RUNS, RUNS, RUNS, DEAD])
+    api.inspect = lambda: {"Running": False, "ExitCode": code}
     with pytest.raises(RolloutError, match=r"the container died \(exit code 137\)"):
-        run(Api(states=[RUNS, RUNS, RUNS, DEAD]))
+        run(api)
 
 
 def test_a_container_that_runs_nothing_any_more(quick: None) -> None:

@@ -34,8 +34,9 @@ GRACE_SECS = 0.1
 _HEADER = struct.Struct(">BxxxL")
 _CHUNK_BYTES = 1 << 18
 _STDOUT, _STDERR = 1, 2
-_FROM_OUTSIDE = (KILLED, 143, -1, 255)
-"""Exit codes of commands whose container dies; also what a program may end with by itself."""
+_OF_THE_DEAD = (126, 127, 128, KILLED, 143, -1, 255)
+"""Exit codes of commands whose container dies, and of those that the engine could not start in a dead one,
+whose output is then a message of the engine; also what a program may end with by itself."""
 
 
 @attrs.define(eq=False)
@@ -294,7 +295,7 @@ async def _exit_code(engine: Engine, container: str, exec_id: str) -> int:
                 raise
             if not found.get("Running") and found.get("ExitCode") is not None:
                 code = int(found["ExitCode"])
-                if code in _FROM_OUTSIDE:
+                if code in _OF_THE_DEAD:
                     await _require_alive(engine, container)
                 return code
             await require_running(engine, container)

@@ -44,6 +44,7 @@ from .markers import PROJECT, hookimpl, hookspec
 from .model import (
     Architecture,
     ArchitectureSpec,
+    BlockLayout,
     BlockStyle,
     ModelFile,
     ModelSource,
@@ -113,6 +114,7 @@ __all__ = [
     "AuditFinding",
     "Backend",
     "BatchSampler",
+    "BlockLayout",
     "BlockOperands",
     "BlockProjection",
     "BlockStack",

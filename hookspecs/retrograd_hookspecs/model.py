@@ -109,20 +109,35 @@ class Architecture(Protocol):
         """Read the description from metadata. `ModelError` names a key that is missing or unsupported."""
 
 
+@attrs.frozen(kw_only=True)
+class BlockLayout:
+    """A block of a format: `values` values lie in `bytes` bytes."""
+
+    type_id: int
+    """The number that stands for the format in the tensor table of a GGUF."""
+    values: int
+    bytes: int
+
+
 class Quant(Protocol):
     """One or several block formats of weights. A row is a whole number of blocks."""
 
     @property
-    def formats(self) -> Mapping[str, tuple[int, int]]:
-        """Upper-case ggml type name to (values, bytes) of a block, for every format that can be read."""
+    def formats(self) -> Mapping[str, BlockLayout]:
+        """Upper-case type name to layout, of every format that tensors of a GGUF may have. Cheap: every run
+        asks for it."""
+
+    @property
+    def readable(self) -> frozenset[str]:
+        """Those of `formats` that `dequantise` can read: those of weights."""
 
     @property
     def writable(self) -> frozenset[str]:
-        """Those of `formats` that `quantise` can write."""
+        """Those of `readable` that `quantise` can write."""
 
     def dequantise(self, data: npt.NDArray[np.uint8], format: str) -> npt.NDArray[np.float32]:
         """Packed rows, uint8 (..., row bytes), to float32 (..., K), a new array. `ModelError` for a format
-        that is not among `formats`."""
+        that is not `readable`."""
 
     def quantise(self, values: npt.NDArray[np.floating[Any]], format: str) -> npt.NDArray[np.uint8]:
         """Values (..., K) to packed rows, uint8 (..., row bytes), a new array. `ModelError` for a format that

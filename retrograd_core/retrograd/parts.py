@@ -27,6 +27,7 @@ from .services import Factory, Services
 if TYPE_CHECKING:
     from .assembly import Assembly
     from .engine import EngineSettings
+    from .gguf.formats import BlockFormat
 
 
 DEFAULT_SEED = 42
@@ -38,6 +39,7 @@ def factories(assembly: Assembly) -> Mapping[str, Factory]:
     parts = _Parts(assembly)
     return {
         "model_path": parts.model_path,
+        "formats": parts.formats,
         "model_file": parts.model_file,
         "backend": parts.backend,
         "kernels": parts.kernels,
@@ -89,10 +91,17 @@ class _Parts:
             )
         return resolve_model(self._assembly, locator)
 
+    def formats(self, services: Services) -> Mapping[int, BlockFormat]:
+        """The tensor formats that plugins offer, by their numbers in a GGUF."""
+        from .gguf.formats import format_table
+
+        names = self._session.names("quants")
+        return format_table({name: self._assembly.build("quants", name) for name in names})
+
     def model_file(self, services: Services) -> Any:
         from .gguf import open_model
 
-        return open_model(services.get("model_path"))
+        return open_model(services.get("model_path"), services.get("formats"))
 
     def backend(self, services: Services) -> Any:
         return self.chosen("backends")
@@ -236,7 +245,7 @@ class _Parts:
         if section is None:
             return BaseReference(services.get("engine"))
         try:
-            file = open_model(resolve_model(self._assembly, section.model))
+            file = open_model(resolve_model(self._assembly, section.model), services.get("formats"))
             require_same_tokenizer(services.get("model_file"), file, what="reference")
         except ModelError as error:
             where = self._assembly.document.where("reference.model")

@@ -15,7 +15,8 @@ from retrograd.gguf.formats import (
     quantisable_formats,
     quantise,
 )
-from retrograd_hookspecs import BuildContext, ModelError, NoConfig
+from retrograd.testing.quants import check_quant
+from retrograd_hookspecs import BlockLayout, BuildContext, ModelError, NoConfig
 from retrograd_plugins.quants.ggml import retrograd_quants
 
 # Largest error as a share of the largest value of a block, from the number of levels of each format.
@@ -75,9 +76,11 @@ def test_refusals_say_why() -> None:
 def test_the_component_offers_the_same(tmp_path: Path) -> None:
     (component,) = retrograd_quants()
     quant = component.build(NoConfig(), BuildContext(config=None, base_dir=tmp_path))
-    assert quant.formats["Q4_K"] == (256, 144)
-    assert set(quant.formats) == set(dequantisable_formats()) <= set(FORMATS)
-    assert quant.writable == frozenset(quantisable_formats()) <= set(quant.formats)
+    assert quant.formats["Q4_K"] == BlockLayout(type_id=12, values=256, bytes=144)
+    assert set(quant.formats) == set(FORMATS)
+    assert quant.readable == set(dequantisable_formats())
+    assert quant.writable == set(quantisable_formats())
+    check_quant(quant, ("F32", "F16", "BF16", "Q8_0", "Q4_K"))
     values = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
     packed = quant.quantise(values, "Q8_0")
     np.testing.assert_array_equal(packed, quantise(values, "Q8_0"))

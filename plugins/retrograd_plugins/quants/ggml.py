@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from retrograd_hookspecs import Component, NoConfig, Quant, hookimpl
+from retrograd_hookspecs import BlockLayout, Component, NoConfig, Quant, hookimpl
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,16 +17,24 @@ if TYPE_CHECKING:
 
 
 class GgmlFormats:
-    """All formats that the installed `gguf` package can read. Implements `Quant`."""
+    """All formats that the installed `gguf` package knows. Implements `Quant`."""
 
     @property
-    def formats(self) -> Mapping[str, tuple[int, int]]:
-        """ggml type name to (values, bytes) of a block."""
-        from retrograd.gguf.formats import FORMATS, dequantisable_formats
+    def formats(self) -> Mapping[str, BlockLayout]:
+        """ggml type name to layout."""
+        from retrograd.gguf.formats import FORMATS
 
         return {
-            name: (FORMATS[name].block_size, FORMATS[name].block_bytes) for name in dequantisable_formats()
+            name: BlockLayout(type_id=found.type_id, values=found.block_size, bytes=found.block_bytes)
+            for name, found in FORMATS.items()
         }
+
+    @property
+    def readable(self) -> frozenset[str]:
+        """The formats that `gguf` can dequantise."""
+        from retrograd.gguf.formats import dequantisable_formats
+
+        return frozenset(dequantisable_formats())
 
     @property
     def writable(self) -> frozenset[str]:

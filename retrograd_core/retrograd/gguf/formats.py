@@ -1,7 +1,8 @@
-"""The tensor formats of ggml: block layout, dequantisation, quantisation.
+"""Tensor formats: block layout, dequantisation, quantisation.
 
-Layouts and arithmetic are those of the `gguf` package, which mirrors ggml. A row of a matrix is a
-whole number of blocks, so rows are self-contained in every format.
+Layouts and arithmetic of ggml's are those of the `gguf` package, which mirrors ggml; a run has those that its
+plugins of the kind `quants` offer (`format_table`), ggml's among them. A row of a matrix is a whole number of
+blocks, so rows are self-contained in every format.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gguf.quants import QuantError
 from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize as gguf_quantize
 
-from retrograd_hookspecs import ModelError
+from retrograd_hookspecs import ModelError, PluginError, Quant
 
 # Formats that are plain arrays of one NumPy dtype.
 _PLAIN: Mapping[str, Any] = MappingProxyType({"F32": np.float32, "F16": np.float16, "F64": np.float64})
@@ -31,7 +32,7 @@ _ACTIVATION_FORMATS = frozenset({"Q8_1", "Q8_K"})
 
 @attrs.frozen(kw_only=True)
 class BlockFormat:
-    """One ggml tensor format: `block_size` values are stored in `block_bytes` bytes."""
+    """One tensor format of ggml: `block_size` values are stored in `block_bytes` bytes."""
 
     name: str
     type_id: int
@@ -98,6 +99,49 @@ class BlockFormat:
                 f" {', '.join(quantisable_formats())}"
             ) from None
         return np.asarray(packed).view(np.uint8)
+
+
+@attrs.frozen(kw_only=True)
+class OfferedFormat(BlockFormat):
+    """A format that a plugin offers."""
+
+    quant: Quant
+
+    def dequantise(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """See `BlockFormat.dequantise`."""
+        return self.quant.dequantise(np.ascontiguousarray(data), self.name)
+
+    def quantise(self, values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
+        """See `BlockFormat.quantise`."""
+        self.row_bytes(values.shape[-1])
+        return self.quant.quantise(values, self.name)
+
+
+def format_table(quants: Mapping[str, Quant]) -> Mapping[int, BlockFormat]:
+    """The formats that plugins of the kind `quants` offer, by the number that stands for each in a GGUF.
+
+    Raises `PluginError` if two of them offer the same number or name.
+    """
+    table: dict[int, BlockFormat] = {}
+    owners: dict[int | str, str] = {}
+    for owner, quant in quants.items():
+        for name, layout in quant.formats.items():
+            for key in (layout.type_id, name):
+                if key in owners:
+                    raise PluginError(
+                        f"the tensor format {name} (type {layout.type_id}) of the quants {owner!r} has the"
+                        f" {'name' if key == name else 'number'} of one of {owners[key]!r}; leave one out in"
+                        f' [plugins] disable = ["quants.{owner}"]'
+                    )
+                owners[key] = owner
+            table[layout.type_id] = OfferedFormat(
+                name=name,
+                type_id=layout.type_id,
+                block_size=layout.values,
+                block_bytes=layout.bytes,
+                quant=quant,
+            )
+    return MappingProxyType(table)
 
 
 FORMATS: Mapping[str, BlockFormat] = MappingProxyType(

@@ -103,7 +103,7 @@ def _metadata(
 
 
 def _rows(base: GGUFFile, adapter: Adapter, plan: TensorPlan) -> Iterator[npt.NDArray[np.uint8]]:
-    source = block_format(base.tensors[plan.name].format)
+    source = base.layout(plan.name)
     target: BlockFormat = block_format(plan.format)
     packed = base.packed(plan.name)
     changed = plan.name in adapter.factors

@@ -68,8 +68,11 @@ class ParsedFile:
     alignment: int
 
 
-def parse_file(path: Path) -> ParsedFile:
-    """Parse the GGUF at `path`. Raises `ModelError` that says what is wrong, where, and how to mend it."""
+def parse_file(path: Path, formats: Mapping[int, BlockFormat] = FORMATS_BY_ID) -> ParsedFile:
+    """Parse the GGUF at `path`, whose tensors have these formats, ggml's by default.
+
+    Raises `ModelError` that says what is wrong, where, and how to mend it.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -89,14 +92,15 @@ def parse_file(path: Path) -> ParsedFile:
         raise ModelError(f"{path}: this is a directory; give the path of a .gguf file in it") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot open: {error.strerror or error}") from error
-    return _Parser(path, mapped).parse()
+    return _Parser(path, mapped, formats).parse()
 
 
 class _Parser:
     """A cursor over the mapped bytes; `what` says what is being read, for messages."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapped: mmap.mmap, formats: Mapping[int, BlockFormat]) -> None:
         self._path = path
+        self._formats = formats
         self._bytes = mapped
         self._size = len(mapped)
         self._at = 0
@@ -173,11 +177,13 @@ class _Parser:
         if 0 in shape:
             self._fail(f"its shape is {shape}", f"the file is damaged: {_AGAIN}")
         type_id = self._integer("<I")
-        layout = FORMATS_BY_ID.get(type_id)
+        layout = self._formats.get(type_id)
         if layout is None:
             self._fail(
-                f"tensor type {type_id} is unknown to the installed gguf package",
-                "`pip install -U gguf`, or convert the model to a common format such as Q8_0",
+                f"tensor type {type_id} is unknown to the installed gguf package, and no plugin of the kind"
+                " quants offers it",
+                "`pip install -U gguf`, install the format's plugin, or convert the model to a common format"
+                " such as Q8_0",
             )
         if shape[-1] % layout.block_size:
             self._fail(

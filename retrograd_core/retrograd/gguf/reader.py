@@ -15,6 +15,7 @@ import numpy.typing as npt
 from retrograd_hookspecs import ModelError, QuantMatrix, TensorInfo
 
 from .fingerprint import fingerprint
+from .formats import FORMATS_BY_ID, BlockFormat
 from .parse import ParsedFile, StoredTensor, parse_file
 from .writer import RawValue
 
@@ -28,12 +29,14 @@ class GGUFFile:
     out are read-only views of the mapping, which lives as long as any of them. A split model
     (`NAME-00001-of-00003.gguf`) is opened by any of its parts and appears as one.
 
+    `formats` are those that tensors may have, by their numbers, ggml's by default.
+
     Raises `ModelError` for a file that is missing, truncated, damaged or of an unsupported kind.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, formats: Mapping[int, BlockFormat] = FORMATS_BY_ID) -> None:
         self.path = path
-        self._parts = _load_parts(path)
+        self._parts = _load_parts(path, formats)
         first = self._parts[0]
         self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
         self.architecture = str(self.metadata.get("general.architecture", ""))
@@ -70,14 +73,25 @@ class GGUFFile:
         info = self._info(name)
         if len(info.shape) != 2:
             raise ModelError(f"{self.path}: tensor {name} has shape {info.shape}; a matrix was expected")
-        return QuantMatrix(name=name, format=info.format, data=self.packed(name), columns=info.shape[1])
+        return QuantMatrix(
+            name=name,
+            format=info.format,
+            data=self.packed(name),
+            columns=info.shape[1],
+            decode=self.layout(name).dequantise,
+        )
+
+    def layout(self, name: str) -> BlockFormat:
+        """The format that a tensor is stored in."""
+        self._info(name)
+        return self._stored[name][1].layout
 
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         """A 1-D weight dequantised to float32 (n,), a copy; `ModelError` if missing or not 1-D."""
         info = self._info(name)
         if len(info.shape) != 1:
             raise ModelError(f"{self.path}: tensor {name} has shape {info.shape}; a vector was expected")
-        return self._stored[name][1].layout.dequantise(self.packed(name)[0])
+        return self.layout(name).dequantise(self.packed(name)[0])
 
     def packed(self, name: str) -> npt.NDArray[np.uint8]:
         """Any tensor as stored, uint8 (rows, row bytes), read-only; all leading dimensions are rows."""
@@ -110,12 +124,12 @@ class GGUFFile:
             raise ModelError(f"{self.path}: there is no tensor {name}{hint}") from None
 
 
-def open_model(path: str | Path) -> GGUFFile:
-    """Open a GGUF that holds a model. `~` is expanded.
+def open_model(path: str | Path, formats: Mapping[int, BlockFormat] = FORMATS_BY_ID) -> GGUFFile:
+    """Open a GGUF that holds a model. `~` is expanded; `formats` as for `GGUFFile`.
 
     Raises `ModelError` if it cannot be read, is an adapter or another kind of file, or names no architecture.
     """
-    file = GGUFFile(Path(path).expanduser())
+    file = GGUFFile(Path(path).expanduser(), formats)
     kind = file.metadata.get("general.type", "model")
     if kind == "adapter":
         raise ModelError(
@@ -129,8 +143,8 @@ def open_model(path: str | Path) -> GGUFFile:
     return file
 
 
-def _load_parts(path: Path) -> list[ParsedFile]:
-    opened = parse_file(path)
+def _load_parts(path: Path, formats: Mapping[int, BlockFormat]) -> list[ParsedFile]:
+    opened = parse_file(path, formats)
     count = opened.metadata.get("split.count", 0)
     if not isinstance(count, int):
         raise ModelError(f"{path}: metadata split.count is {count!r}, not a number; download the model again")
@@ -151,7 +165,7 @@ def _load_parts(path: Path) -> list[ParsedFile]:
             f"{path}: the model is split into {count} parts and these are missing beside it:"
             f" {', '.join(missing)}; download them too"
         )
-    parts = [opened if name == path else parse_file(name) for name in names]
+    parts = [opened if name == path else parse_file(name, formats) for name in names]
     for index, part in enumerate(parts):
         number, total = part.metadata.get("split.no"), part.metadata.get("split.count")
         if (number, total) != (index, count):

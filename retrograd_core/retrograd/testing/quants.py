@@ -1,14 +1,15 @@
-"""Random weights in any ggml format, for tests."""
+"""What block formats of every plugin must do, and random weights in any of ggml's, for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from retrograd.gguf.formats import block_format, quantisable_formats
+from retrograd_hookspecs import ModelError, Quant
 
 # Byte offsets in a block of the F16 scale, and of the F16 minimum with the mean of the quants it has to
 # cancel: (scale offset, minimum offset, mean quant times mean sub-scale over mean sub-minimum).
@@ -30,6 +31,76 @@ _SCALES: Mapping[str, tuple[int, int, float]] = MappingProxyType(
         "Q1_0": (0, -1, 0.0),
     }
 )
+
+
+def check_quant(quant: Quant, formats: Iterable[str] | None = None) -> None:
+    """Assert the contract of `retrograd_hookspecs.Quant`, on `formats` or on all that can be read."""
+    layouts = quant.formats
+    assert layouts, "there are no formats"
+    for name, layout in layouts.items():
+        assert name == name.upper(), f"{name} must be in upper case"
+        assert min(layout.values, layout.bytes) > 0, f"{name}: a block holds something"
+        assert layout.type_id >= 0, f"{name}: {layout.type_id} is no number of a tensor type"
+    ids = [layout.type_id for layout in layouts.values()]
+    assert len(set(ids)) == len(ids), "two formats have the same number"
+    assert quant.readable <= set(layouts), "a readable format has no layout"
+    assert quant.writable <= quant.readable, "what can be written can be read"
+    assert quant.readable, "no format can be read"
+    for name in quant.readable if formats is None else formats:
+        _check_reading(quant, name)
+        if name in quant.writable:
+            _check_writing(quant, name)
+    zeros = np.zeros((1, 64), np.uint8)
+    for name in ("NO_SUCH_FORMAT", *sorted(set(layouts) - quant.readable)):
+        _refuses(f"dequantise to refuse {name}", lambda name=name: quant.dequantise(zeros, name))
+    for name in ("NO_SUCH_FORMAT", *sorted(set(layouts) - quant.writable)):
+        values = np.zeros((1, layouts[name].values if name in layouts else 1), np.float32)
+        _refuses(f"quantise to refuse {name}", lambda name=name, values=values: quant.quantise(values, name))
+
+
+def _check_reading(quant: Quant, name: str) -> None:
+    layout = quant.formats[name]
+    rows = np.zeros((2, 3, 2 * layout.bytes), np.uint8)
+    rows[0, 0] = np.arange(2 * layout.bytes) % 7
+    rows.flags.writeable = False
+    values = quant.dequantise(rows, name)
+    assert values.dtype == np.float32, f"{name}: values are float32"
+    assert values.shape == (2, 3, 2 * layout.values), f"{name}: {values.shape} for {rows.shape} bytes"
+    assert not np.shares_memory(values, rows), f"{name}: values are a new array"
+    alone = quant.dequantise(np.ascontiguousarray(rows[0, :1]), name)
+    assert alone.tobytes() == np.ascontiguousarray(values[0, :1]).tobytes(), (
+        f"{name}: a row does not depend on what is beside it"
+    )
+
+
+def _check_writing(quant: Quant, name: str) -> None:
+    layout = quant.formats[name]
+    values = np.random.default_rng(0).standard_normal((2, 3, 4 * layout.values)).astype(np.float32)
+    given = values.copy()
+    packed = quant.quantise(values, name)
+    np.testing.assert_array_equal(values, given, f"{name}: quantise changes what it is given")
+    assert packed.dtype == np.uint8, f"{name}: packed rows are uint8"
+    assert packed.shape == (2, 3, 4 * layout.bytes), f"{name}: {packed.shape} for {values.shape} values"
+    read = quant.dequantise(packed, name)
+    error = np.sqrt(np.mean((read - values) ** 2) / np.mean(values**2))
+    assert error < 1, f"{name}: what is read has nothing to do with what was written (error {error:.2g})"
+    again = quant.dequantise(quant.quantise(read, name), name)
+    np.testing.assert_allclose(
+        again, read, rtol=0.02, atol=0.02 * float(np.abs(read).max()), err_msg=f"{name}: written twice"
+    )
+    if layout.values > 1:
+        short = np.zeros((1, layout.values + 1), np.float32)
+        _refuses(
+            f"quantise to refuse rows that are no whole {name} blocks", lambda: quant.quantise(short, name)
+        )
+
+
+def _refuses(what: str, action: Callable[[], object]) -> None:
+    try:
+        action()
+    except ModelError:
+        return
+    raise AssertionError(f"expected {what} with a ModelError")
 
 
 def random_weights(

@@ -14,7 +14,7 @@ from ._gemm_workspace import Floats
 
 
 class ExpandedOps:
-    """The ops of `WeightOps` for any format that `gguf` can dequantise.
+    """The ops of `WeightOps` for any format that `gguf` or a plugin can dequantise.
 
     A weight is expanded at its first use and kept, which takes four bytes a value. Only read-only data
     is kept: what is writeable may be trained in place.
@@ -60,10 +60,10 @@ def expand(w: QuantMatrix) -> QuantMatrix:
     """The weight as a matrix of format F32.
 
     Raises:
-        KernelError: `gguf` cannot dequantise the format, or the rows do not hold `columns` values.
+        KernelError: the format cannot be dequantised, or the rows do not hold `columns` values.
     """
     try:
-        values = dequantise(w.data, w.format)
+        values = w.decode(w.data) if w.decode is not None else dequantise(w.data, w.format)
     except ModelError as error:
         raise KernelError(f"weight {w.name!r}: {error}") from error
     if values.shape != w.shape:

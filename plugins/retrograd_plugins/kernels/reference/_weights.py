@@ -20,10 +20,11 @@ def expand(weight: QuantMatrix) -> Float64:
     """The weight as float64 (N, K), a new array.
 
     Raises:
-        ModelError: the format is unknown, or `gguf` cannot decode it.
+        ModelError: the format is unknown, or cannot be decoded.
         KernelError: the rows do not hold `columns` values.
     """
-    expanded = dequantise(weight.data, weight.format)
+    decode = weight.decode
+    expanded = decode(weight.data) if decode is not None else dequantise(weight.data, weight.format)
     if expanded.shape != weight.shape:
         raise KernelError(
             f"weight {weight.name!r}: {weight.data.shape[1]} bytes a row hold {expanded.shape[1]} values of"

@@ -46,6 +46,17 @@ def test_half_precision_follows_numpy() -> None:
     values = np.array([1.0, 1 + 2**-11, 65504.0, 7e4], dtype=np.float32)
     assert rounded(values, "f16").tolist() == [1.0, 1.0, 65504.0, np.inf]
     assert rounded(values, "f32") is values
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
+    halfway = ((bits & np.uint32(0xFFFFE000)) | np.uint32(0x1000)).view(np.float32)
+    small = (rng.standard_normal(100_000) * 10.0 ** rng.uniform(-9, -3, 100_000)).astype(np.float32)
+    edges = np.array([0.0, -0.0, np.inf, -np.inf, 65519.9, -65520.0, 2.0**-25, -(2.0**-24)], np.float32)
+    for values in (bits.view(np.float32), halfway, small, edges):
+        with np.errstate(over="ignore"):
+            expected = values.astype(np.float16).astype(np.float32)
+        found = rounded(values, "f16")
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
 @pytest.mark.parametrize("format", ["f32", "f16", "bf16"])

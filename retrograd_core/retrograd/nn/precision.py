@@ -62,8 +62,27 @@ def rounded(values: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.floa
     if format == "f32":
         return values
     if format == "f16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).astype(np.float32)
+        return _half_rounded(values)
     bits = values.view(np.uint32)
     halves = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
     return (halves << np.uint32(16)).view(np.float32)
+
+
+def _half_rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """float32 rounded to float16, several times as fast as NumPy's two conversions.
+
+    Adding 1.5 · 2^(e + 13) to a number of exponent e leaves float32 the bits that float16 has, whose lowest
+    exponent is −14.
+    """
+    exponent = values.view(np.uint32) & np.uint32(0x7F800000)
+    np.maximum(exponent, np.float32(2.0**-14).view(np.uint32), out=exponent)
+    shift = exponent.view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shift *= np.float32(1.5 * 2.0**13)
+        result = values + shift
+        result -= shift
+        np.copysign(result, values, out=result)
+        outside = ~(np.abs(values) < np.float32(65520.0))
+        if outside.any():
+            result[outside] = values[outside].astype(np.float16).astype(np.float32)
+    return result

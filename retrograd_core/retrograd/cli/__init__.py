@@ -9,36 +9,40 @@ from importlib import import_module, metadata
 import click
 
 _GROUP = "retrograd.commands"
+ENTRY_POINT = "retrograd.entry_point"
+"""Key of the context's `meta` under which the entry point of the command stands that is running."""
 
 
 class _PluginGroup(click.Group):
     """A group whose commands are entry points. Only metadata is read to list them."""
 
-    def _points(self) -> dict[str, metadata.EntryPoint]:
-        points: dict[str, metadata.EntryPoint] = {}
+    def _points(self) -> dict[str, list[metadata.EntryPoint]]:
+        """By name: one entry point, or several where distributions offer the same name."""
+        points: dict[str, list[metadata.EntryPoint]] = {}
         for point in metadata.entry_points(group=_GROUP):
-            name = point.name.replace("_", "-")
-            other = points.get(name)
-            if other is not None and other.value != point.value:
-                raise click.ClickException(
-                    f"the command {name!r} is offered by {_owner(other)} and {_owner(point)}; uninstall one"
-                )
-            points[name] = point
+            same = points.setdefault(point.name.replace("_", "-"), [])
+            if point.value not in {other.value for other in same}:
+                same.append(point)
         return points
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._points())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        point = self._points().get(name)
-        if point is None:
+        points = self._points().get(name)
+        if points is None:
             return None
+        if len(points) > 1:
+            owners = " and ".join(_owner(point) for point in points)
+            return _broken(name, f"is offered by {owners}; uninstall one")
+        [point] = points
+        ctx.meta[ENTRY_POINT] = point
         try:
             components = import_module(point.value).retrograd_commands()
             component = next(c for c in components if c.name == point.name)
             command: click.Command = component.build(component.config(), None)
         except Exception as error:
-            return _broken(name, f"{_owner(point)} does not load: {type(error).__name__}: {error}")
+            return _broken(name, f"of {_owner(point)} does not load: {type(error).__name__}: {error}")
         return command
 
 
@@ -59,7 +63,7 @@ def _broken(name: str, reason: str) -> click.Command:
     """Stands for a command that cannot be loaded, so that the others still can be listed and run."""
 
     def fail(arguments: tuple[str, ...]) -> None:
-        raise click.ClickException(f"the command {name!r} of {reason}")
+        raise click.ClickException(f"the command {name!r} {reason}")
 
     return click.Command(
         name,

@@ -18,7 +18,10 @@ def open_document(
     device: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Document:
-    """Read the file and lay `--model`, `--device` and `--set` over it, the later over the earlier."""
+    """Read the file and lay `--model`, `--device` and `--set` over it, the later over the earlier.
+
+    Raises: `ConfigError` if it cannot be read, or leaves out the command that is running.
+    """
     from retrograd.config import load_document
 
     document = load_document(config)
@@ -28,7 +31,37 @@ def open_document(
         document = document.with_value("model.device", device, where="--device")
     for assignment in overrides:
         document = document.with_set(assignment)
+    _refuse_if_left_out(document)
     return document
+
+
+def _refuse_if_left_out(document: Document) -> None:
+    """A command is called before the file is read, so `[plugins] disable` can only refuse it here."""
+    import click
+
+    from retrograd.plugins import PluginEntry
+    from retrograd_hookspecs import ConfigError, Problem
+
+    from . import ENTRY_POINT
+
+    context = click.get_current_context(silent=True)
+    point = context.meta.get(ENTRY_POINT) if context is not None else None
+    disable = document.get("plugins.disable")
+    if point is None or not isinstance(disable, list | tuple):
+        return
+    entry = PluginEntry.of_point("commands", point)
+    problems = [
+        Problem(
+            where=document.where("plugins.disable"),
+            key="plugins.disable",
+            message=f"{name!r} leaves out the command {entry.name.replace('_', '-')!r} for this file",
+            hint="take it out of the list, or use another command",
+        )
+        for name in disable
+        if isinstance(name, str) and entry.left_out_by(name)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def resume_command(

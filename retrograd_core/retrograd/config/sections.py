@@ -224,7 +224,8 @@ class PluginsConfig:
     load: tuple[Path, ...] = key((), doc="Python files with hooks, loaded for this run.", default_text="none")
     disable: tuple[str, ...] = key(
         (),
-        doc="Distributions (`retrograd-optimizer-lion`) or single entries (`optimizers.lion`) to leave out.",
+        doc="Distributions (`retrograd-optimizer-lion`) or single entries (`optimizers.lion`) to leave out. A"
+        " command that is left out (`commands.chat`) refuses the file.",
         default_text="none",
     )
     require: tuple[str, ...] = key(

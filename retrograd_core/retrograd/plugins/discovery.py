@@ -33,6 +33,22 @@ class PluginEntry:
     def label(self) -> str:
         return f"{self.kind}.{self.name}"
 
+    def left_out_by(self, name: str) -> bool:
+        """True if `name` of `[plugins] disable` is the entry or its distribution."""
+        return name == self.label or _normalise(name) == self.distribution
+
+    @classmethod
+    def of_point(cls, kind: str, point: metadata.EntryPoint) -> PluginEntry:
+        """The entry of an entry point."""
+        owner = point.dist
+        return cls(
+            kind=kind,
+            name=point.name,
+            module=point.value,
+            distribution=_normalise(owner.name) if owner is not None else "",
+            version=owner.version if owner is not None else "",
+        )
+
 
 @attrs.frozen
 class Catalogue:
@@ -75,9 +91,7 @@ class Catalogue:
         # Built-in entries come first, so that advice names the third party's.
         entries = sorted(set(found), key=lambda e: (e.kind, e.name, e.distribution != "retrograd", e))
         for name in disable:
-            kept = [
-                entry for entry in entries if _normalise(name) != entry.distribution and name != entry.label
-            ]
+            kept = [entry for entry in entries if not entry.left_out_by(name)]
             if len(kept) == len(entries):
                 known = sorted({e.distribution for e in entries} | {e.label for e in entries})
                 raise PluginError(

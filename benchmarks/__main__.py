@@ -18,6 +18,7 @@ from retrograd.errors import RetrogradError
 
 from . import cases as case_module
 from . import contestants as contestant_module
+from . import context_picture
 from .contestants import Contestant, Options
 from .machine import available_processors, describe_machine
 from .models import model_work, resolve
@@ -166,6 +167,8 @@ def _write(directory: Path, data: dict[str, Any], text: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "benchmarks.json").write_text(json.dumps(data, indent=2) + "\n")
     (directory / "benchmarks.md").write_text(text)
+    if picture := context_picture.draw(data):
+        (directory / "context.svg").write_text(picture)
 
 
 def _say(line: str) -> None:

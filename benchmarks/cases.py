@@ -36,6 +36,8 @@ class Case:
 SFT_SHAPES = ((1, 512), (4, 512), (1, 2048))
 SEQUENCES = (1, 8, 16)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192)
+CONTEXT_CASE = "context/"
+"""How the names of cases at growing context begin."""
 LORA_RANK = 8
 
 
@@ -149,7 +151,7 @@ def _context() -> tuple[Case, ...]:
     """Generation at growing context: time a token should grow linearly, memory by the cache alone."""
     return tuple(
         Case(
-            name=f"context/smollm2/{context}",
+            name=f"{CONTEXT_CASE}smollm2/{context}",
             kind="generate",
             unit="tok/s",
             title=f"Generation of one sequence at the end of {context} tokens of context",

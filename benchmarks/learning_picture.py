@@ -36,7 +36,7 @@ def draw(data: Mapping[str, Any]) -> str:
     cores = f"{data['processors']} core{'s' if data['processors'] != 1 else ''}"
     panels = ((LEFT, by_update, "updates", True), (LEFT + PANEL + GAP, by_time, f"minutes of {cores}", False))
     for left, lines, label, with_mean in panels:
-        frame = _Frame(left, TOP, left + PANEL, bottom, lines, lowest, highest)
+        frame = Frame(left, TOP, left + PANEL, bottom, lines, lowest, highest)
         parts += frame.axes(label)
         parts += [frame.line(line, COLORS[i % len(COLORS)], 1.6) for i, line in enumerate(lines)]
         if with_mean and len(lines) > 1:
@@ -62,8 +62,8 @@ def ticks(low: float, high: float, most: int = 7) -> list[float]:
     return [round(n * step, 10) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-class _Frame:
-    """Coordinates of a panel."""
+class Frame:
+    """A panel: its coordinates from 0 and `lowest` on, its axes, and lines in it."""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from retrograd.engine import Completion, GenerationRequest, Generator
+from retrograd.engine.slots import Slots
 from retrograd.nn import CausalLM
 from retrograd_hookspecs import RolloutError, SamplingParams
 from retrograd_plugins.samplers.default import DefaultSampler
@@ -120,6 +121,40 @@ def test_fast_decoding_is_close_and_exact_decoding_is_what_it_was(tiny_model: Ca
     after = RecordingSampler()
     generate(model, requests, slots=2, sampler=after)
     assert all((a == b).all() for a, b in zip(after.logits, logits[False], strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_fast_answers_do_not_depend_on_who_shares_their_prompt(
+    name: str, tiny_model: Callable[..., Path]
+) -> None:
+    """Two groups that begin alike, and one on its own; answers of several lengths, so that readers of a
+    beginning leave one after another, the one whose place it is among the first."""
+    backend = build_backend("cpu")
+    model = load_model(tiny_model(architecture=name, format="Q8_0"), backend, build_kernels(backend))
+    first, second, other = prompts(model, 30, 21, 5)
+    longer = np.concatenate([first[:25], second[:9]])
+    texts = [first, second, longer, first, other, second, first]
+    requests = [request_for(text, count=3 + i, stream=i) for i, text in enumerate(texts)]
+    options = {"fast": True, "kv_dtype": np.float16}
+    alone = [generate(model, [request], **options)[0] for request in requests]
+    for slots in (7, 3):
+        together = generate(model, requests, slots=slots, **options)
+        for found, expected in zip(together, alone, strict=True):
+            assert found.tokens.tolist() == expected.tokens.tolist()
+            assert (found.logp == expected.logp).all()
+
+
+def test_slots_find_who_shares_a_beginning() -> None:
+    slots: Slots[int] = Slots(6, 64, lambda source, target, count: None)
+    beginning = np.arange(40, dtype=np.int32)
+    texts = [beginning, beginning + 1, beginning[:30], beginning + 1, beginning[:17], np.arange(35, 60)]
+    for number, (slot, text) in enumerate(zip(slots, texts, strict=True)):
+        slot.occupant = number
+        slot.extend(text.astype(np.int32), prompt=True)
+        slot.extend(np.array([7], np.int32), prompt=False)
+    # 17 tokens are less than half of the first prompt; drawn tokens are shared by nobody.
+    assert slots.shared(list(slots)) == [(0, 30), (64, 40), (0, 30), (64, 40), (256, 0), (320, 0)]
+    assert slots.shared(list(slots)[2:]) == [(128, 17), (192, 0), (128, 17), (320, 0)]
 
 
 def test_streams_differ_and_seeds_repeat(model: CausalLM) -> None:

@@ -15,8 +15,10 @@ from retrograd.gguf import open_model
 from retrograd.kernel_table import FrozenKernelTable
 from retrograd.nn import CausalLM, KeyValueStore, LoraFactors, Run, build_pass
 from retrograd_hookspecs import ONE_BY_ONE, BuildContext, KernelError, KernelImpl, Parameter
+from retrograd_plugins.kernels.cpu import _stack_layout as at
 from retrograd_plugins.kernels.cpu._rows import ROWS_FORMATS
 from retrograd_plugins.kernels.cpu._simd_features import jit_disabled
+from retrograd_plugins.kernels.cpu._stack import _attention_tasks
 from retrograd_plugins.tokenizers import gpt2
 from tests.model_support import architecture, build_backend, build_kernels, load_model
 
@@ -194,22 +196,65 @@ def test_a_shared_beginning_is_read_where_it_lies(tiny_model: Callable[..., Path
     batch = build_pass([decoding.run(2, 12)], model.backend, cache_rows=decoding.store.cache.rows)
     with model.few_rows():
         expected = model.forward(batch, decoding.store).copy()
-        moved = attrs.evolve(batch, segments=np.array([[0, 12, 2 * ROOM, CONTEXTS[2], 4 * ROOM + 30]]))
-        assert np.array_equal(model.forward(moved, decoding.store), expected)
+        moved = np.array([[0, 12, 2 * ROOM, CONTEXTS[2], 4 * ROOM + 30]])
+        found = model.forward(attrs.evolve(batch, shared_segments=moved), decoding.store)
+        assert np.array_equal(found, expected)
+
+
+@needs_jit
+@pytest.mark.parametrize("dtype", [None, np.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_sequences_that_share_a_beginning_have_the_bits_of_each_alone(
+    name: str, dtype: Any, tiny_model: Callable[..., Path]
+) -> None:
+    """Four read 29 tokens of the third's place, which are overwritten in their own; a fifth shares nothing.
+    With a window, gemma3 sees them in part, each from another position on."""
+    model = make(tiny_model(architecture=name, format="Q8_0"), rank=8)
+    decoding = Decoding(model, dtype)
+    cache = decoding.store.cache
+    for sequence in (0, 1, 3):
+        cache.copy_rows(2 * ROOM, sequence * ROOM, 29)
+    starts = {0: 37, 1: 29, 2: 40, 3: 56}
+    for sequence, start in starts.items():
+        if start > 29 and sequence != 2:
+            decoding.forward([decoding.run(sequence, start - 29, 29)], few=True)
+    runs = [decoding.run(sequence, 1, start) for sequence, start in starts.items()]
+    runs.append(decoding.run(4))
+    alone = np.concatenate([decoding.forward([run], few=True) for run in runs])
+    for sequence in (0, 1, 3):
+        cache.copy_rows(4 * ROOM + 40, sequence * ROOM, 20)
+    for shared in (29, 17):
+        # What follows the shared part is each one's own, so it has to be there.
+        for sequence in (0, 1, 3):
+            cache.copy_rows(2 * ROOM + shared, sequence * ROOM + shared, 29 - shared)
+        together = [attrs.evolve(run, shared=(2 * ROOM, shared)) for run in runs[:4]] + runs[4:]
+        assert np.array_equal(decoding.forward(together, few=True), alone)
+
+
+def test_tasks_of_attention_hold_every_token_once() -> None:
+    spans = np.zeros((7, at.SPAN_WORDS), np.int64)
+    spans[:, at.CONTEXT_START] = [64, 0, 64, 64, 0, 128, 64]
+    spans[:, at.CONTEXT_LENGTH] = [30, 20, 30, 30, 20, 5, 31]
+    order, tasks = _attention_tasks(spans, 3, 3)
+    found = [sorted(order[first : first + count].tolist()) for first, count, *_ in tasks.tolist()]
+    assert found == [[1, 4], [0, 2], [3], [6], [5]]
+    assert (tasks[:, at.TASK_HEAD_STOP] == 3).all()
+    order, tasks = _attention_tasks(spans[:2], 3, 4)
+    assert tasks.tolist() == [[token, 1, head, head + 1] for token in range(2) for head in range(3)]
 
 
 @needs_jit
 @pytest.mark.parametrize(
     "segment",
-    [[0, 2, 0, 5, 5], [0, 1, 0, 5, 6 * ROOM], [0, 1, 6 * ROOM, 5, 5]],
-    ids=["length", "own", "context"],
+    [[0, 2, 0, 5, 5], [0, 1, 0, 5, 6 * ROOM], [0, 1, 6 * ROOM, 5, 5], [0, 1, 0, 6, 5]],
+    ids=["length", "own", "context", "position"],
 )
 def test_segments_that_do_not_fit_are_refused(segment: list[int], tiny_model: Callable[..., Path]) -> None:
     model = make(tiny_model(architecture="llama", format="Q8_0"))
     decoding = Decoding(model)
     batch = build_pass([decoding.run(0)], model.backend, cache_rows=decoding.store.cache.rows)
     with model.few_rows(), pytest.raises(KernelError, match="decode_blocks: segments"):
-        model.forward(attrs.evolve(batch, segments=np.array([segment])), decoding.store)
+        model.forward(attrs.evolve(batch, shared_segments=np.array([segment])), decoding.store)
 
 
 @needs_jit

@@ -27,6 +27,9 @@ from .masking import masked_rows, unmasked
 from .slots import Slot, Slots
 
 FinishReason = Literal["stop", "length"]
+LEAST_CACHE_ROWS = 64
+"""Kernels of fast decoding may not serve a cache of a few rows, and who decodes alone must not get other bits
+by that."""
 FEW_ROWS = 16
 """Tokens of a decoding pass with `fast`: up to so many `matmul_few` was measured to be the faster op."""
 
@@ -127,10 +130,11 @@ class DecodingBatch:
         self._pass_tokens = max(pass_tokens, 1)
         self._head_plan = head_plan
         self._cache = model.new_cache("generation_kv", kv_dtype)
-        self._cache.reserve(slots * slot_tokens, 0)
+        self._cache.reserve(max(slots * slot_tokens, LEAST_CACHE_ROWS), 0)
         self._rows = model.workspace.scope("generation")
         self._slots: Slots[Active] = Slots(slots, slot_tokens, self._cache.copy_rows)
         self._waiting: list[tuple[Active, object]] = []
+        self._shared: tuple[list[Active | None], list[tuple[int, int]]] = [], []
         self.stats = GenerationStats()
 
     def submit(self, number: int, request: GenerationRequest, session: object = None) -> None:
@@ -233,15 +237,24 @@ class DecodingBatch:
         self, slots: Sequence[Slot[Active]], on_token: OnToken | None
     ) -> list[tuple[int, Completion]]:
         runs = []
-        for slot in slots:
+        for slot, shared in zip(slots, self._shared_by(slots), strict=True):
             assert slot.occupant is not None
             token = np.array(slot.occupant.tokens[-1:], dtype=np.int32)
-            runs.append(Run(tokens=token, start=slot.length, row=slot.row))
+            runs.append(Run(tokens=token, start=slot.length, row=slot.row, shared=shared))
             slot.extend(token, prompt=False)
         self.stats.decode_passes += 1
         self.stats.decode_rows += len(runs)
         with self._model.few_rows() if self._fast else nullcontext():
             return self._draw(slots, self._forward(runs), on_token)
+
+    def _shared_by(self, slots: Sequence[Slot[Active]]) -> Sequence[tuple[int, int] | None]:
+        """What `Slots.shared` says, found anew where other sequences decode than in the pass before."""
+        if not self._fast:
+            return [None] * len(slots)
+        sequences = [slot.occupant for slot in slots]
+        if sequences != self._shared[0]:
+            self._shared = sequences, self._slots.shared(slots)
+        return self._shared[1]
 
     def _forward(self, runs: list[Run]) -> Any:
         batch = build_pass(runs, self._model.backend, cache_rows=self._cache.rows)

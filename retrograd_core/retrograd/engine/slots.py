@@ -8,7 +8,7 @@ slot serves others, while a session goes on with all of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import attrs
@@ -18,6 +18,9 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 CopyRows = Callable[[int, int, int], None]
 """`copy_rows(source, target, count)`, as `KVCache.copy_rows`."""
+
+LEAST_SHARED = 16
+"""Tokens of a common beginning that are worth to be read once for all."""
 
 S = TypeVar("S")
 
@@ -93,6 +96,25 @@ class Slots(Generic[S]):
         slot.pending = prompt[slot.length :]
         slot.leader = self._leader(slot, prompt)
         return slot.length
+
+    def shared(self, slots: Sequence[Slot[S]]) -> list[tuple[int, int]]:
+        """For each of these slots the row of one that begins with the same prompt tokens, and how many: slots
+        with the same answer are those that read one beginning."""
+        found: dict[int, tuple[int, int]] = {}
+        for number, leader in enumerate(slots):
+            if number in found:
+                continue
+            beginning = leader.tokens[: leader.prompt_length]
+            lengths = {
+                other: common_length(beginning, slots[other].tokens[: slots[other].prompt_length])
+                for other in range(number + 1, len(slots))
+                if other not in found
+            }
+            enough = max(LEAST_SHARED, leader.prompt_length // 2)
+            group = {other: length for other, length in lengths.items() if length >= enough}
+            length = min(group.values(), default=0)
+            found.update(dict.fromkeys([number, *group], (leader.row, length)))
+        return [found[number] for number in range(len(slots))]
 
     def release(self, slot: Slot[S]) -> None:
         """The occupant leaves; a session keeps the slot. Who waited for its prompt goes on alone."""

@@ -28,6 +28,9 @@ class Run:
     row: int | None = None
     context_row: int | None = None
     context_run: int | None = None
+    shared: tuple[int, int] | None = None
+    """(row, count): the keys and values of the first `count` tokens of the context are at `row` as well, as
+    those of other runs of the pass. `decode_blocks` reads them there, once for all."""
 
     @property
     def uses_cache(self) -> bool:
@@ -61,6 +64,8 @@ class PassBatch:
     tokens: Any
     positions: Any
     segments: Any
+    shared_segments: Any
+    """As `segments`, for `decode_blocks`: contexts that runs share are one; what follows is their own."""
     cached: tuple[CachedRun, ...] = ()
     loose: tuple[tuple[int, int], ...] = ()
     contexts: tuple[tuple[int, int], ...] = ()
@@ -77,11 +82,12 @@ def build_pass(runs: Sequence[Run], backend: Backend, *, cache_rows: int = 0) ->
     base = cache_rows if uses_cache else 0
     firsts = np.cumsum([0, *(len(run.tokens) for run in runs)]).tolist()
     segments = np.zeros((len(runs), 5), dtype=np.int64)
+    shared_segments = np.zeros_like(segments)
     positions: list[npt.NDArray[np.int32]] = []
     cached: list[CachedRun] = []
     loose: list[tuple[int, int]] = []
     contexts: dict[tuple[int, int], None] = {}
-    for segment, run, query in zip(segments, runs, firsts, strict=False):
+    for segment, shared, run, query in zip(segments, shared_segments, runs, firsts, strict=False):
         length = len(run.tokens)
         if run.row is not None:
             cached.append(CachedRun(query=query, length=length, row=run.row, start=run.start))
@@ -95,6 +101,10 @@ def build_pass(runs: Sequence[Run], backend: Backend, *, cache_rows: int = 0) ->
             elif run.context_run is not None:
                 context = base + firsts[run.context_run]
         segment[:] = query, length, context, run.start, first_key
+        shared[:] = segment
+        if run.shared is not None and run.row is not None:
+            row, count = run.shared
+            shared[2:] = row, count, run.row + count
         positions.append(np.arange(run.start, run.start + length, dtype=np.int32))
     tokens = np.concatenate([np.asarray(run.tokens, dtype=np.int32) for run in runs])
     return PassBatch(
@@ -106,4 +116,5 @@ def build_pass(runs: Sequence[Run], backend: Backend, *, cache_rows: int = 0) ->
         cached=tuple(cached),
         loose=tuple(loose) if uses_cache else (),
         contexts=tuple(contexts),
+        shared_segments=backend.from_host(shared_segments),
     )

@@ -46,7 +46,7 @@ class FusedBlocks:
         if self._decode is None or not batch.cached or batch.loose:
             return False
         stack = self._current(store, batch.max_position + 1)
-        return bool(self._decode(x, batch.positions, batch.segments, stack))
+        return bool(self._decode(x, batch.positions, batch.shared_segments, stack))
 
     def _current(self, store: KeyValueStore, positions: int) -> BlockStack:
         """The operands; made anew when an array was replaced."""

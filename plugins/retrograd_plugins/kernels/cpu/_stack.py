@@ -23,7 +23,9 @@ from ._stack_tasks import run_stack, work
 LEAST_TOKENS = 16
 """Tables are made for at least this many tokens at once."""
 ENOUGH_TASKS = 2
-"""Tokens a thread from which on the attention of a token is one task."""
+"""Tasks a thread that attention is split into, at least: tokens, or else heads of a token."""
+MOST_TOGETHER = 4
+"""Tokens of a task of attention: with more, their scores leave the nearest caches."""
 WORK_SIGNATURE = types.void(types.int64, types.int64)
 
 
@@ -63,12 +65,15 @@ class StackOps:
         self._check(spans, stack)
         state = np.zeros(at.STATE_WORDS, np.int64)
         control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
-        parts = 1 if tokens >= ENOUGH_TASKS * self._threads else stack.heads
+        order, tasks = _attention_tasks(spans, stack.heads, ENOUGH_TASKS * self._threads)
         longest = int((spans[:, at.CONTEXT_LENGTH] + spans[:, at.OWN_INDEX]).max()) + 1
         # Lanes are written up to 16 elements beyond the last score, and 16 more to end them.
         scores = round_up(longest + 2 * ROWS, ROWS)
         size = stack.blocks[0].keys.shape[2]
-        attention = 4 * (round_up(stack.heads, ROWS) + stack.heads * scores + ROWS * (size + 1))
+        together = int(tasks[:, at.TASK_TOKENS].max())
+        attention = 4 * (
+            round_up(stack.heads * together, ROWS) + stack.heads * together * scores + ROWS * (size + 1)
+        )
         each = round_up(max(2 * 64 * tokens, attention) + 64, 64)
         if self._scratch.size < each * self._threads + 64:
             self._scratch = np.zeros(2 * each * self._threads + 64, np.uint8)
@@ -78,7 +83,8 @@ class StackOps:
         state[at.MEMBERS], state[at.YIELD] = program.members.ctypes.data, self._yield
         state[at.SCRATCH] = round_up(self._scratch.ctypes.data, 64)
         state[at.SCRATCH_BYTES], state[at.UNPACK_F32] = each, self._address("F32")
-        state[at.SCORES], state[at.PARTS] = scores, parts
+        state[at.SCORES], state[at.ORDER] = scores, order.ctypes.data
+        state[at.TASKS], state[at.ATTEND_TASKS] = tasks.ctypes.data, len(tasks)
         if self._worker is None:
             self._worker = cfunc(WORK_SIGNATURE, cache=True, error_model="numpy")(work)
         run_stack(self._worker.address, state, self._threads)
@@ -112,9 +118,34 @@ def _spans(
     owner = np.repeat(segments, lengths, axis=0)
     rows = np.concatenate([np.arange(start, start + count) for start, count in segments[:, :2]])
     spans[rows, at.CONTEXT_START], spans[rows, at.CONTEXT_LENGTH] = owner[:, 2], owner[:, 3]
-    spans[rows, at.OWN_START], spans[rows, at.OWN_INDEX] = owner[:, 4], rows - owner[:, 0]
+    spans[rows, at.OWN_START] = owner[:, 4]
     spans[:, at.POSITION] = positions
+    spans[:, at.OWN_INDEX] = spans[:, at.POSITION] - spans[:, at.CONTEXT_LENGTH]
+    if (spans[:, at.OWN_INDEX] < 0).any():
+        raise KernelError("decode_blocks: segments with a position inside their context")
     return spans
+
+
+def _attention_tasks(
+    spans: npt.NDArray[np.int64], heads: int, wanted: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tokens in the order of the tasks, and a row a task as `_stack_layout` describes: tokens of one context
+    together, or, to have `wanted` tasks, single tokens and heads."""
+    tokens = len(spans)
+    if tokens < wanted:
+        order = np.arange(tokens)
+        tasks = [(token, 1, head, head + 1) for token in range(tokens) for head in range(heads)]
+        return order, np.array(tasks, np.int64)
+    order = np.lexsort((spans[:, at.CONTEXT_LENGTH], spans[:, at.CONTEXT_START]))
+    contexts = spans[order][:, [at.CONTEXT_START, at.CONTEXT_LENGTH]]
+    together = min(MOST_TOGETHER, tokens // wanted)
+    tasks = []
+    first = 0
+    for token in range(1, tokens + 1):
+        if token == tokens or token - first == together or (contexts[token] != contexts[first]).any():
+            tasks.append((first, token - first, 0, heads))
+            first = token
+    return order, np.array(tasks, np.int64)
 
 
 def _yielder() -> tuple[int, Any]:

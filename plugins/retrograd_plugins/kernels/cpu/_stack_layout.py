@@ -20,17 +20,24 @@ from __future__ import annotations
     SCRATCH_BYTES,
     UNPACK_F32,
     SCORES,
-    PARTS,
+    TASKS,
+    ATTEND_TASKS,
+    ORDER,
     STATE_WORDS,
-) = range(14)
+) = range(16)
 """TOKENS of the pass and the address of their RESIDUAL stream (T, E); addresses of the tables SPANS, CONTROL,
 PROGRAM (its number of PHASES) and MEMBERS; YIELD, a function that lets other threads run; SCRATCH_BYTES of
 scratch a thread; UNPACK_F32, the function that multiplies with float32 weights; SCORES, elements for the
-scores of a head; PARTS, tasks into which the heads of a token are split."""
+scores of a head; TASKS, the table of the ATTEND_TASKS tasks of attention; ORDER, the numbers of tokens by
+task."""
 
 # Spans: one a token.
 CONTEXT_START, CONTEXT_LENGTH, OWN_START, OWN_INDEX, POSITION, SPAN_WORDS = range(6)
 """The rows of keys that a token sees: the context, and from OWN_START to its own, OWN_INDEX after that."""
+
+# Tasks of attention.
+TASK_FIRST, TASK_TOKENS, TASK_HEAD, TASK_HEAD_STOP, TASK_WORDS = range(5)
+"""TASK_TOKENS tokens with one context, from TASK_FIRST of ORDER on, and a range of heads."""
 
 # Control: a ticket counter and a counter of finished tasks for each phase, a cache line each.
 CONTROL_BYTES = 128

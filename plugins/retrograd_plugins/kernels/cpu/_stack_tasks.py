@@ -20,16 +20,14 @@ from numba import njit, prange
 from . import _stack_layout as at
 from ._math_common import SERIAL
 from ._math_gated import gate_sigmoid
-from ._math_lanes import exp_lanes, fill_lanes, max_lanes, maximum, multiply_add, sum_lanes, tanh_lanes
+from ._math_lanes import fill_lanes, multiply_add, sum_lanes
 from ._rows_activations import copy_block, round_block
 from ._rows_kinds import BLOCK, FLOAT_BLOCK, FLOAT_RECORD, RECORD
 from ._simd_memory import address, call, peek, poke
 from ._simd_rows import ROWS
+from ._stack_attention import LANE_BYTES, attend, zero_lanes
 from ._stack_memory import (
     add_shared,
-    dot_rows,
-    fetch_line,
-    halves_at,
     lanes_at,
     number,
     pause,
@@ -39,19 +37,9 @@ from ._stack_memory import (
     word,
 )
 
-LANE_BYTES = 4 * ROWS
 PATIENCE = 2000
 """Looks at a counter before a waiting thread lets others run."""
-KEYS_TOGETHER = 8
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
-LOWEST = np.float32(-np.inf)
-NEGLIGIBLE = np.float32(1e-26)
-
-
-@njit(**SERIAL)
-def _zero(place: Any, vectors: Any) -> None:
-    for i in range(vectors):
-        put_lanes(place + LANE_BYTES * i, fill_lanes(ZERO))
 
 
 @njit(**SERIAL)
@@ -156,7 +144,7 @@ def _add_low_rank(state: Any, member: Any, n: Any, tokens: Any, sums: Any) -> No
 @njit(**SERIAL)
 def _group(state: Any, member: Any, n: Any, tokens: Any, sums: Any) -> None:
     """Lanes of 16 outputs from n on, one a token."""
-    _zero(sums, tokens)
+    zero_lanes(sums, tokens)
     row_bytes = word(member, at.ROW_BYTES)
     call(
         word(member, at.UNPACK),
@@ -253,180 +241,13 @@ def _rotate(state: Any, phase: Any, token: Any) -> None:
 
 
 @njit(**SERIAL)
-def _score(
-    phase: Any,
-    keys: Any,
-    row: Any,
-    count: Any,
-    q: Any,
-    first: Any,
-    stop: Any,
-    wide: Any,
-    scores: Any,
-    pitch: Any,
-) -> None:
-    """Products of queries [first, stop) with `count` keys from `row` on, to `scores`, `pitch` bytes a head.
-
-    `wide` is room for 16 keys of a head in float32.
-    """
-    size, kv_heads = word(phase, at.ATTEND_SIZE), word(phase, at.ATTEND_KV_HEADS)
-    narrow, shared = word(phase, at.ATTEND_NARROW), word(phase, at.ATTEND_HEADS) // kv_heads
-    width = (2 if narrow else 4) * size
-    last = row + count
-    while row < last:
-        # No key is read beyond the end of the cache.
-        base = min(row, word(phase, at.ATTEND_ROWS) - ROWS)
-        taken = min(base + ROWS, last) - row
-        if stop - first == word(phase, at.ATTEND_HEADS):
-            # 16 rows are one stretch of memory, read head by head: too many streams to be foreseen.
-            start = keys + (base + ROWS) * kv_heads * width
-            for line in range(start, start + ROWS * kv_heads * width, LANE_BYTES):
-                fetch_line(line)
-        h = first
-        while h < stop:
-            kv_head = h // shared
-            place, stride = keys + (base * kv_heads + kv_head) * width, width * kv_heads
-            if narrow:
-                for r in range(ROWS):
-                    for i in range(0, size, ROWS):
-                        put_lanes(wide + 4 * (size * r + i), halves_at(place + stride * r + 2 * i))
-                place, stride = wide, 4 * size
-            for one in range(h, min(stop, (kv_head + 1) * shared)):
-                target = scores + pitch * (one - first)
-                products = dot_rows(q + 4 * size * one, place, stride, size)
-                if base == row:
-                    put_lanes(target, products)
-                else:
-                    put_lanes(wide + 4 * ROWS * size, products)
-                    for i in range(taken):
-                        poke(target + 4 * i, peek(wide + 4 * (ROWS * size + row - base + i)))
-            h = (kv_head + 1) * shared
-        row += taken
-        scores += 4 * taken
-
-
-@njit(**SERIAL)
-def _softmax(scores: Any, count: Any, scale: Any, softcap: Any) -> Any:
-    """Replace scores by exp(score − highest); returns 1 / their sum. 16 elements behind are overwritten."""
-    end = scores + 4 * count
-    place = scores
-    while place < end:
-        z = lanes_at(place) * scale
-        if softcap > ZERO:
-            z = tanh_lanes(z * (ONE / softcap)) * softcap
-        put_lanes(place, z)
-        place += LANE_BYTES
-    put_lanes(end, fill_lanes(LOWEST))
-    highest, place = fill_lanes(LOWEST), scores
-    while place < end:
-        highest = maximum(highest, lanes_at(place))
-        place += LANE_BYTES
-    highest = fill_lanes(max_lanes(highest))
-    total, place = fill_lanes(ZERO), scores
-    while place < end:
-        # Below 1e-26 of the largest a weight is 0: its products would be slow denormal numbers.
-        z = maximum(exp_lanes(lanes_at(place) - highest) - fill_lanes(NEGLIGIBLE), fill_lanes(ZERO))
-        put_lanes(place, z)
-        total = total + z
-        place += LANE_BYTES
-    return ONE / sum_lanes(total)
-
-
-@njit(**SERIAL)
-def _value(narrow: Any, place: Any, i: Any) -> Any:
-    return halves_at(place + 2 * i) if narrow else lanes_at(place + 4 * i)
-
-
-@njit(**SERIAL)
-def _mix(
-    phase: Any, values: Any, row: Any, count: Any, scores: Any, pitch: Any, first: Any, stop: Any, out: Any
-) -> None:
-    """out (H, size) of heads [first, stop) += the weighted values of `count` rows, in their order."""
-    size, kv_heads = word(phase, at.ATTEND_SIZE), word(phase, at.ATTEND_KV_HEADS)
-    narrow, shared = word(phase, at.ATTEND_NARROW), word(phase, at.ATTEND_HEADS) // kv_heads
-    width = (2 if narrow else 4) * size
-    stride = width * kv_heads
-    place = values + row * stride
-    whole = count - count % KEYS_TOGETHER
-    for j in range(0, count, KEYS_TOGETHER):
-        h = first
-        while h < stop:
-            kv_head = h // shared
-            end = min(stop, (kv_head + 1) * shared)
-            v = place + width * kv_head
-            if j < whole:
-                for i in range(0, size, ROWS):
-                    v0, v1 = _value(narrow, v, i), _value(narrow, v + stride, i)
-                    v2, v3 = _value(narrow, v + 2 * stride, i), _value(narrow, v + 3 * stride, i)
-                    v4, v5 = _value(narrow, v + 4 * stride, i), _value(narrow, v + 5 * stride, i)
-                    v6, v7 = _value(narrow, v + 6 * stride, i), _value(narrow, v + 7 * stride, i)
-                    target, weights = out + 4 * (size * h + i), scores + pitch * (h - first)
-                    for _ in range(h, end):
-                        total = multiply_add(fill_lanes(peek(weights)), v0, lanes_at(target))
-                        total = multiply_add(fill_lanes(peek(weights + 4)), v1, total)
-                        total = multiply_add(fill_lanes(peek(weights + 8)), v2, total)
-                        total = multiply_add(fill_lanes(peek(weights + 12)), v3, total)
-                        total = multiply_add(fill_lanes(peek(weights + 16)), v4, total)
-                        total = multiply_add(fill_lanes(peek(weights + 20)), v5, total)
-                        total = multiply_add(fill_lanes(peek(weights + 24)), v6, total)
-                        put_lanes(target, multiply_add(fill_lanes(peek(weights + 28)), v7, total))
-                        target += 4 * size
-                        weights += pitch
-            else:
-                for r in range(count - whole):
-                    for i in range(0, size, ROWS):
-                        v0 = _value(narrow, v + r * stride, i)
-                        for one in range(h, end):
-                            target, weights = out + 4 * (size * one + i), scores + pitch * (one - first)
-                            weight = fill_lanes(peek(weights + 4 * r))
-                            put_lanes(target, multiply_add(weight, v0, lanes_at(target)))
-            h = end
-        place += KEYS_TOGETHER * stride
-        scores += 4 * KEYS_TOGETHER
-
-
-@njit(**SERIAL)
-def _attend(state: Any, phase: Any, task: Any, scratch: Any) -> None:
-    size, heads = word(phase, at.ATTEND_SIZE), word(phase, at.ATTEND_HEADS)
-    parts = word(state, at.PARTS)
-    token, part = task // parts, task % parts
-    first, stop = part * heads // parts, (part + 1) * heads // parts
-    span = word(state, at.SPANS) + 8 * at.SPAN_WORDS * token
-    context, own = word(span, at.CONTEXT_LENGTH), word(span, at.OWN_INDEX) + 1
-    # With a window the earliest positions are not seen.
-    hidden = 0
-    if word(phase, at.ATTEND_WINDOW):
-        hidden = max(0, context + own - word(phase, at.ATTEND_WINDOW))
-    skipped = min(hidden, context)
-    context_row, context = word(span, at.CONTEXT_START) + skipped, context - skipped
-    own_row, own = word(span, at.OWN_START) + hidden - skipped, own - (hidden - skipped)
-    totals, wide = scratch, scratch + LANE_BYTES * ((heads + ROWS - 1) // ROWS)
-    scores, pitch = wide + 4 * ROWS * (size + 1), 4 * word(state, at.SCORES)
-    q = word(phase, at.ATTEND_Q) + 4 * size * heads * token
-    out = word(phase, at.ATTEND_OUT) + 4 * size * heads * token
-    keys, values = word(phase, at.ATTEND_KEYS), word(phase, at.ATTEND_VALUES)
-    _score(phase, keys, context_row, context, q, first, stop, wide, scores, pitch)
-    _score(phase, keys, own_row, own, q, first, stop, wide, scores + 4 * context, pitch)
-    scale, softcap = number(phase, at.ATTEND_SCALE), number(phase, at.ATTEND_SOFTCAP)
-    for h in range(stop - first):
-        poke(totals + 4 * h, _softmax(scores + pitch * h, context + own, scale, softcap))
-    _zero(out + 4 * size * first, (stop - first) * size // ROWS)
-    _mix(phase, values, context_row, context, scores, pitch, first, stop, out)
-    _mix(phase, values, own_row, own, scores + 4 * context, pitch, first, stop, out)
-    for h in range(first, stop):
-        factor = fill_lanes(peek(totals + 4 * (h - first)))
-        for i in range(4 * size * h, 4 * size * (h + 1), LANE_BYTES):
-            put_lanes(out + i, lanes_at(out + i) * factor)
-
-
-@njit(**SERIAL)
 def _task_count(state: Any, phase: Any) -> Any:
     op, tokens = word(phase, at.OP), word(state, at.TOKENS)
     if op == at.PRODUCT:
         each = word(phase, at.PRODUCT_TASK_GROUPS)
         return (word(phase, at.PRODUCT_GROUPS) + each - 1) // each
     if op == at.ATTEND:
-        return tokens * word(state, at.PARTS)
+        return word(state, at.ATTEND_TASKS)
     return tokens
 
 
@@ -447,7 +268,7 @@ def work(state: Any, thread: Any) -> None:
             elif op == at.ROTATE:
                 _rotate(state, phase, task)
             else:
-                _attend(state, phase, task, scratch)
+                attend(state, phase, task, scratch)
             done += 1
             task = add_shared(tickets, 1)
         if done:

@@ -1,6 +1,8 @@
-"""Writes scenarios.jsonl and demonstrations.jsonl: sums and products for a calculator.
+"""Writes demonstrations.jsonl, scenarios.jsonl, and heldout.jsonl: sums and products for a calculator.
 
-python make_data.py
+    python make_data.py
+
+No question occurs twice.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def scenario(id: str, question: str, answer: int) -> dict[str, Any]:
-    """A line of the scenario file. The rubric is for the judge; the model does not see it."""
+    """A line of a scenario file. The rubric is for the judge; the model does not see it."""
     rubric = (
         f"The right answer is {answer}. A tool must have calculated it, and the last message must say it."
     )
@@ -50,11 +52,11 @@ def demonstration(question: str, name: str, a: int, b: int, answer: int, tools: 
 
 
 def write(folder: Path) -> None:
-    """Write both files into `folder`."""
+    """Write the three files into `folder`."""
     draw = random.Random(1)
     tools = catalogue()
     seen: set[str] = set()
-    for name, count in (("demonstrations", 8), ("scenarios", 48)):
+    for name, count in (("demonstrations", 8), ("scenarios", 48), ("heldout", 24)):
         records: list[dict[str, Any]] = []
         while len(records) < count:
             tool = list(QUESTIONS)[len(records) % len(QUESTIONS)]
@@ -68,7 +70,7 @@ def write(folder: Path) -> None:
             if name == "demonstrations":
                 records.append(demonstration(question, tool, a, b, answer, tools))
             else:
-                records.append(scenario(f"sum-{len(records) + 1}", question, answer))
+                records.append(scenario(f"{name}-{len(records) + 1}", question, answer))
         lines = [json.dumps(record) + "\n" for record in records]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 

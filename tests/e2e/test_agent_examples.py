@@ -240,11 +240,16 @@ def test_the_judge_refuses_a_rubric_without_an_answer() -> None:
 
 
 def test_rubrics_hold_the_right_answers() -> None:
-    for record in records(EXAMPLES / "agent-calculator" / "scenarios.jsonl"):
+    folder = EXAMPLES / "agent-calculator"
+    scenarios = records(folder / "scenarios.jsonl") + records(folder / "heldout.jsonl")
+    for record in scenarios:
         a, b = map(int, re.findall(r"\d+", record["user"]))
         [right] = map(int, re.findall(r"The right answer is (\d+)\.", record["metadata"]["rubric"]))
         plus = re.search(r"\+|Add|plus", record["user"])
         assert right == (a + b if plus else a * b)
+    questions = [record["user"] for record in scenarios]
+    questions += [record["messages"][1]["content"] for record in records(folder / "demonstrations.jsonl")]
+    assert len(set(questions)) == len(questions)
 
 
 def test_the_calculator_over_mcp(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ class KeptArrays:
 
     def __init__(self, kernels: KernelTable, scratch: Scope) -> None:
         self._scratch = scratch
-        ops = [kernels.serving(op) for op in ("narrow", "widen")]
-        self._ops = None if any(op.variant == ABSENT for op in ops) else tuple(op.fn for op in ops)
+        ops = ("narrow", "widen")
+        absent = any(kernels.serving(op).variant == ABSENT for op in ops)
+        self._ops = None if absent else [kernels.get(op) for op in ops]
 
     def fresh(self, name: str, keep: Scope, count: int, *tail: int) -> Any:
         """The array (count, *tail) to compute `name` in, before `save`."""

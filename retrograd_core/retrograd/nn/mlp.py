@@ -38,11 +38,9 @@ class GatedMLP:
         self._gated = kernels.get("gated_activation")
         self._gated_backward = kernels.get("gated_activation_backward")
         # Who replaces the activation is not passed over.
-        serving = [kernels.serving(op) for op in GATED_KEPT]
         variant = kernels.serving("gated_activation").variant
-        self._kept_ops = (
-            [one.fn for one in serving] if all(one.variant == variant for one in serving) else None
-        )
+        offered = all(kernels.serving(op).variant == variant for op in GATED_KEPT)
+        self._kept_ops = [kernels.get(op) for op in GATED_KEPT] if offered else None
         """The activation with what is kept written and read on the way, where kernels offer it."""
 
     def forward(self, x: Any, out: Any, keep: Scope) -> None:

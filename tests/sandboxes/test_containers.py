@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from retrograd_plugins.sandboxes._docker import Engine
 from retrograd_plugins.sandboxes.container import ContainerSandboxConfig, Limits, Pool
 from tests.containers.engine import BUSYBOX_IMAGE, PYTHON_IMAGE, start
 from tests.containers.fixtures import Counter
+from tests.containers.registry import digest, registry
 
 SMALL = Limits(memory_mb=64, pids=32, exec_timeout_secs=20.0)
 
@@ -310,6 +312,28 @@ def test_an_image_is_built_where_it_is_missing(docker: Counter) -> None:
         assert "failed building localhost/retrograd-test-broken:1" in refused(broken)
     finally:
         docker.api.remove_image(image, force=True)
+
+
+def test_an_image_is_pulled_where_it_is_missing(docker: Counter) -> None:
+    """Once, with progress, and its digest is the registry's."""
+    with registry(b"".join(docker.api.get_image(BUSYBOX_IMAGE))) as served:
+        status: list[str] = []
+        try:
+            provider = containers(served.image, status)
+            assert shell(provider, "wc -c </chance").stdout.split() == [b"3000000"]
+            said = [message for message in status if message.startswith(f"pulling {served.image}: ")]
+            assert any(re.search(r": \d+ of [1-9]\d* MB$", message) for message in said), status
+            assert status[-1] == ""
+            asked = served.requests.copy()
+            again: list[str] = []
+            provider = containers(served.image, again)
+            shell(provider, "true")
+            assert provider.signature()["image"] == digest(served.manifest)
+            assert (served.requests, again) == (asked, [])
+            missing = served.image.replace(":one", ":two")
+            assert f"cannot pull the image {missing}" in refused(containers(missing))
+        finally:
+            docker.api.remove_image(served.image, force=True)
 
 
 def test_a_cache_volume_can_be_read_and_not_written(docker: Counter) -> None:

@@ -101,14 +101,19 @@ class _Handler(BaseHTTPRequestHandler):
             server.most = max(server.most, server.at_work)
             server.requests.append((self.path, content))
             server.headers.append(dict(self.headers))
+        route = "/" + self.path.split("/")[1]
+        fault = server.faults.get(route)
         try:
-            route = "/" + self.path.split("/")[1]
-            fault = server.faults.get(route)
             status, body = (fault and fault(content or {})) or server.answer(self.path, content)
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            if status == 0:  # the connection breaks
-                self.close_connection = True
-                return
+        finally:
+            # Before the answer goes out: whoever has it may ask again before this thread runs on.
+            with server.lock:
+                server.at_work -= 1
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if status == 0:  # the connection breaks
+            self.close_connection = True
+            return
+        try:
             self.send_response(status)
             if status == 429 and server.retry_after:
                 self.send_header("Retry-After", server.retry_after)
@@ -117,9 +122,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        finally:
-            with server.lock:
-                server.at_work -= 1
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

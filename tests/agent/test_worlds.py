@@ -73,7 +73,11 @@ def test_a_state_that_the_judge_needs_must_be_there() -> None:
     ("method", "result", "message"),
     [
         ("say", "just a text", "the environment's step 'say' gave str, not StepResult"),
+        ("say", StepResult(observation=None), "the environment's step 'say' gave NoneType, not a text"),  # type: ignore[arg-type]
         ("grade", 1.0, "the environment's grade gave float, not Score"),
+        ("reset", {"text": "x"}, "the environment's reset gave dict, not a text"),
+        ("tools", [{"name": "say"}], "the environment's tools gave dict, not ToolSpec"),
+        ("tools", 5, "the environment's tools gave int, not Iterable"),
     ],
 )
 def test_results_of_the_wrong_kind(method: str, result: Any, message: str) -> None:
@@ -85,9 +89,14 @@ def test_rewards_that_are_no_numbers() -> None:
     played = play_one([SAY, END], Echoes(lambda number: {"grade": lambda: nan}))
     assert (played.reward.kind, played.failed) == ("error", "")
     assert played.reward.explanation == "the reward is nan, not a finite number"
-    step = StepResult(observation="", reward=math.inf)
-    played = play_one([SAY, END], Echoes(lambda number: {"say": lambda: step}))
-    assert (played.reward.kind, played.step_rewards) == ("error", [])
+    for reward, shown in ((math.inf, "inf"), ("1", "'1'")):
+        step = StepResult(observation="", reward=reward)  # type: ignore[arg-type]
+        played = play_one([SAY, END], Echoes(lambda number, step=step: {"say": lambda: step}))
+        assert played.failed == f"the environment's step 'say' gave the reward {shown}, not a finite number"
+        assert played.step_rewards == [], "a trajectory that is cut later would be trained on it"
+    step = StepResult(observation="", reward=1e308)
+    played = play_one([SAY, SAY, END], Echoes(lambda number: {"say": lambda: step}))
+    assert (played.reward.kind, played.reward.explanation) == ("error", "the sum of the rewards is too large")
 
 
 def test_a_close_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
@@ -127,6 +128,21 @@ def test_results_of_every_shape(server: Worlds, result: Any, seen: StepResult) -
     assert one_step(server) == seen
 
 
+def test_half_a_character_in_a_catalogue(server: Worlds) -> None:
+    """JSON can hold what no tokenizer can read, and no signature can hash."""
+    tool = b'{"name": "add", "description": "a\\ud800b", "input_schema": {"title": "\\udfff"}}'
+    server.faults["/tools"] = lambda content: (200, b'{"tools": [%s]}' % tool)
+
+    async def body(provider: HttpProvider) -> dict[str, Any]:
+        await provider.prepare([TASK])
+        return dict(provider.signature())
+
+    replaced = "\N{REPLACEMENT CHARACTER}"
+    assert use(server, body) == {
+        "add": {"description": f"a{replaced}b", "input_schema": {"title": replaced}},
+    }
+
+
 def test_a_call_that_the_server_refuses_is_an_observation(server: Worlds) -> None:
     server.faults["/step"] = times(1, 422, {"detail": "number must be even"})
     _, [refused, after], _, _ = episode(server, ("add", {"number": 1}), ("add", {"number": 2}))
@@ -159,6 +175,7 @@ def test_a_lost_session_costs_the_trajectory(server: Worlds, status: int) -> Non
         ("/state", 500, {"error": "boom"}, "GET /state: the server answered 500: boom"),
         ("/tools", 200, {"tools": [{}]}, "tool number 0 has no name"),
         ("/tools", 200, {"tools": [{"name": "a"}, {"name": "a"}]}, "two tools with the name 'a'"),
+        ("/tools", 200, {"tools": [{"name": "a b"}]}, "a model cannot call a tool with the name 'a b'"),
     ],
 )
 def test_a_broken_server_costs_the_trajectory(
@@ -184,14 +201,13 @@ def test_only_what_is_safe_is_asked_again(server: Worlds) -> None:
 
 
 def test_deadlines(server: Worlds) -> None:
-    def slow(content: Mapping[str, Any]) -> None:
-        time.sleep(1.5)
-
-    server.faults["/step"] = slow
-    started = time.monotonic()
-    with pytest.raises(RolloutError, match=r"POST .*/step: no answer within 0.3 seconds"):
-        one_step(server, request_timeout_secs=0.3)
-    assert time.monotonic() - started < 1.5
+    given_up = threading.Event()
+    server.faults["/step"] = lambda content: (200, {"late": given_up.wait(60)})
+    try:
+        with pytest.raises(RolloutError, match=r"POST .*/step: no answer within 0.3 seconds"):
+            one_step(server, request_timeout_secs=0.3)
+    finally:
+        given_up.set()
     assert server.count("/step") == 1
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retrograd.agent.tools import cap_text
+from retrograd.agent.world import clean
 from retrograd_hookspecs import RolloutError, StepResult, ToolSpec
 
 _SCHEMA_KEYS = ("input_schema", "inputSchema", "parameters")
+_NO_NAME = re.compile(r"""[\s<>"'`(){}\[\]|,=]""")
+"""What ends a name in some chat format."""
 
 
 def tool_specs(content: Any, what: str) -> tuple[ToolSpec, ...]:
@@ -25,10 +29,12 @@ def tool_specs(content: Any, what: str) -> tuple[ToolSpec, ...]:
     if not isinstance(tools, list):
         raise RolloutError(f'{what}: expected {{"tools": [...]}}')
     specs: list[ToolSpec] = []
-    for number, tool in enumerate(tools):
+    for number, tool in enumerate(_readable(tools)):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str) or not inner["name"]:
             raise RolloutError(f"{what}: tool number {number} has no name")
+        if _NO_NAME.search(inner["name"]) or not inner["name"].isprintable():
+            raise RolloutError(f"{what}: a model cannot call a tool with the name {inner['name']!r}")
         schema = next((inner[key] for key in _SCHEMA_KEYS if inner.get(key) is not None), None)
         schema = {"type": "object", "properties": {}} if schema is None else schema
         if not isinstance(schema, Mapping):
@@ -38,6 +44,12 @@ def tool_specs(content: Any, what: str) -> tuple[ToolSpec, ...]:
         description = inner.get("description") or ""
         specs.append(ToolSpec(name=inner["name"], description=str(description), input_schema=dict(schema)))
     return tuple(specs)
+
+
+def _readable(tools: list[Any]) -> list[Any]:
+    """The tools with texts that tokenizers can read."""
+    found: list[Any] = json.loads(clean(json.dumps(tools, ensure_ascii=False)))
+    return found
 
 
 def text_of(result: Any) -> tuple[str, bool]:

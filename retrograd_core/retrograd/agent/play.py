@@ -29,7 +29,7 @@ from retrograd_hookspecs import (
 
 from .constrained import CallConstraints
 from .trajectory import Trajectory
-from .world import Belt, NoTools, SharedTools, World, clean, guarded
+from .world import Belt, NoTools, SharedTools, World, guarded
 
 NO_CALL = "ERROR: this turn called no tool. Call one of the tools, or the one that ends the task."
 NO_REWARD = Score(kind="missing", explanation="the environment gave no reward")
@@ -295,7 +295,7 @@ class Player:
             observations.append(
                 Message(
                     role="tool",
-                    content=clean(result.observation),
+                    content=result.observation,
                     tool_call_id=call.id,
                     name=call.name,
                     is_error=result.is_error,
@@ -316,13 +316,12 @@ class Player:
     async def _grade(self, played: Played, world: World) -> None:
         score = await world.grade()
         rewards = [reward for _, reward in played.step_rewards]
-        if not np.all(np.isfinite(rewards)):
-            score = Score(kind="error", explanation=f"the rewards of steps are {rewards}: one is not finite")
-            played.step_rewards = []
-        elif score.kind == "missing" and rewards:
+        if score.kind == "missing" and rewards:
             score = Score(kind="value", value=sum(rewards), explanation="sum of step rewards")
         elif score.kind == "value":
             score = attrs.evolve(score, value=score.value + sum(rewards))
+        if score.kind == "value" and not np.isfinite(score.value):
+            score = Score(kind="error", explanation="the sum of the rewards is too large")
         played.reward = score
         try:
             played.final_state = await world.state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import traceback
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,29 +92,35 @@ class World:
 
     async def reset(self, scenario: Scenario, seed: int) -> str:
         """The opening observation, "" for none."""
-        text = await guarded("the environment's reset", self._environment.reset(scenario, seed))
-        return clean(text or "")
+        what = "the environment's reset"
+        return _text(what, await guarded(what, self._environment.reset(scenario, seed)) or "")
 
     async def tools(self) -> tuple[ToolSpec, ...]:
         """What it offers."""
-        return tuple(await guarded("the environment's tools", self._environment.tools()))
+        what = "the environment's tools"
+        specs = tuple(await guarded(what, self._environment.tools(), Iterable))
+        for spec in specs:
+            if not isinstance(spec, ToolSpec):
+                raise RolloutError(f"{what} gave {type(spec).__name__}, not ToolSpec")
+        return specs
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> StepResult:
         """Act."""
-        work = self._environment.step(name, arguments)
-        return await guarded(f"the environment's step {name!r}", work, StepResult)
+        what = f"the environment's step {name!r}"
+        return checked(what, await guarded(what, self._environment.step(name, arguments), StepResult))
 
     async def grade(self) -> Score:
         """The final reward; of kind "error" if it is no finite number."""
         score = await guarded("the environment's grade", self._environment.grade(), Score)
-        if score.kind == "value" and not math.isfinite(score.value):
+        if score.kind == "value" and not _is_finite(score.value):
             return Score(kind="error", explanation=f"the reward is {score.value}, not a finite number")
         return score
 
     async def state(self) -> str | None:
         """The final state."""
-        text = await guarded("the environment's state", self._environment.state())
-        return None if text is None else clean(text)
+        what = "the environment's state"
+        text = await guarded(what, self._environment.state())
+        return None if text is None else _text(what, text)
 
     async def close(self) -> str:
         """Close it, cancelled or not; "" or what went wrong."""
@@ -167,8 +174,8 @@ class Belt:
         if call.name in self._own:
             assert self._world is not None
             return await self._world.step(call.name, call.arguments)
-        work = self._shared.call(call.name, call.arguments)
-        return await guarded(f"the tool {call.name!r}", work, StepResult)
+        what = f"the tool {call.name!r}"
+        return checked(what, await guarded(what, self._shared.call(call.name, call.arguments), StepResult))
 
 
 def clashes(own: Mapping[str, Iterable[str]], shared: SharedTools) -> list[Problem]:
@@ -186,6 +193,24 @@ def clashes(own: Mapping[str, Iterable[str]], shared: SharedTools) -> list[Probl
         for spec in shared.specs()
         if spec.name in toolsets
     ]
+
+
+def checked(what: str, result: StepResult) -> StepResult:
+    """The result with a text that tokenizers can read. Raises: `RolloutError` if its text is none, or its
+    reward is no finite number."""
+    if result.reward is not None and not _is_finite(result.reward):
+        raise RolloutError(f"{what} gave the reward {result.reward!r}, not a finite number")
+    return attrs.evolve(result, observation=_text(what, result.observation))
+
+
+def _text(what: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise RolloutError(f"{what} gave {type(text).__name__}, not a text")
+    return clean(text)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def clean(text: str) -> str:

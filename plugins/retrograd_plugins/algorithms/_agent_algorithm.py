@@ -25,8 +25,9 @@ from retrograd_hookspecs import (
 )
 
 from ._agent_config import AgenticGRPOConfig
-from ._base import WARN_TRUNCATED, Collected, Parts, RolloutAlgorithm
-from ._prompts import PromptOrder
+from ._base import WARN_TRUNCATED, RolloutAlgorithm
+from ._parts import Collected, Parts
+from ._prompts import PromptOrder, spread
 from ._rollouts import HELD_OUT_STREAMS, evaluation_metrics
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class AgenticGrpo(RolloutAlgorithm):
         if settings is None:
             return None
         limits = [n for n in (limit, settings.max_examples) if n is not None]
-        chosen = _spread(self._held_out_scenarios, min(limits, default=None))
+        chosen = spread(self._held_out_scenarios, min(limits, default=None))
         parts = [
             self._part(scenario, member, HELD_OUT_STREAMS + number * samples + member, grade_cut=True)
             for number, scenario in enumerate(chosen)
@@ -398,10 +399,3 @@ class AgenticGrpo(RolloutAlgorithm):
             metrics["judge/degenerate_group_fraction"] = sum(len(set(v)) == 1 for v in known) / len(known)
             metrics["judge/score_mean"] = float(np.mean(np.concatenate(known)))
         return metrics
-
-
-def _spread(scenarios: Sequence[Scenario], limit: int | None) -> list[Scenario]:
-    """At most `limit` scenarios, evenly over the file."""
-    if limit is None or limit >= len(scenarios):
-        return list(scenarios)
-    return [scenarios[i * len(scenarios) // limit] for i in range(limit)]

@@ -12,17 +12,15 @@ import numpy as np
 from retrograd_hookspecs import (
     AuditFinding,
     EvaluationReport,
-    Loss,
     PolicyObjective,
-    Reward,
     RolloutGroup,
     SamplingParams,
     StepReport,
-    Tokenizer,
     UpdateRule,
 )
 
-from ._prompts import Prompt, check_no_judge_fields, digest, load_both, load_prompts, spread
+from ._parts import Collected, Parts
+from ._prompts import Prompt, audit_prompts, digest, load_both, load_prompts, spread
 from ._rollouts import (
     HELD_OUT_STREAMS,
     Answerer,
@@ -34,68 +32,10 @@ from ._rollouts import (
 )
 
 if TYPE_CHECKING:
-    from retrograd.engine import TrainingEngine
-    from retrograd.engine.policy import Policy
-    from retrograd.interrupts import Interrupt
-    from retrograd.observe import Recorder
     from retrograd.policy_update import EpochStats, PolicyBatch
-    from retrograd.progress import Reporter
 
-ROLLOUT_KEYS = (
-    "training.generation_concurrency",
-    "training.generation_batch",
-    "training.shared_prefix_fanout",
-    "training.fast_sampling_context",
-    "training.kv_dtype",
-    "training.chunked_cross_entropy",
-    "training.chunked_ce_tiles",
-    "training.chunked_ce_seq_chunk",
-    "evaluation.max_examples",
-)
-"""Shared keys that algorithms of rewards read."""
 WARN_TRUNCATED = 0.2
 """Share of answers cut at their budget above which the user is warned."""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Parts:
-    """Parts of the run that every algorithm of rewards uses; `of` takes them from a build context."""
-
-    engine: TrainingEngine
-    policy: Policy
-    tokenizer: Tokenizer
-    template: Any
-    chat_format: Any
-    observer: Recorder
-    reporter: Reporter
-    interrupt: Interrupt
-    rollouts_ready: Callable[[Sequence[RolloutGroup]], None]
-    loss: Loss
-    reward: Reward
-    training: Any
-    evaluation: Any
-
-    NEEDS = (
-        "engine",
-        "policy",
-        "tokenizer",
-        "template",
-        "chat_format",
-        "observer",
-        "reporter",
-        "interrupt",
-        "rollouts_ready",
-    )
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Collected:
-    """Rollouts of an update. `batch` is None if nothing of them can be trained, and `stalled` says why."""
-
-    groups: Sequence[RolloutGroup]
-    metrics: Mapping[str, float]
-    batch: PolicyBatch | None
-    stalled: str = ""
 
 
 class RolloutAlgorithm:
@@ -188,11 +128,11 @@ class RolloutAlgorithm:
         note = getattr(parts.template, "fallback_note", str)()
         if note:
             findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
-        findings += [
-            AuditFinding(level="note", check="data", message=text)
-            for text in check_no_judge_fields(self.prompts, judge=self._judged)
-        ]
-        return [*findings, self._data_finding(), *self._overlap()]
+        longest = self.longest()
+        findings += audit_prompts(
+            self.prompts, self._held_out, judged=self._judged, longest=longest, ctx=parts.training.ctx
+        )
+        return findings
 
     def total_steps(self) -> int | None:
         """Optimizer steps if no update stalls."""
@@ -432,23 +372,3 @@ class RolloutAlgorithm:
         if kind not in self._warned:
             self._warned.add(kind)
             self.parts.reporter.message(f"warning: {text} (said once)")
-
-    def _data_finding(self) -> AuditFinding:
-        longest = max(len(prompt.tokens) for prompt in self.prompts)
-        return AuditFinding(
-            level="ok",
-            check="prompts",
-            message=f"{len(self.prompts)} prompts, the longest of {longest} tokens; with an answer at most"
-            f" {self.longest()} of {self.parts.training.ctx}",
-        )
-
-    def _overlap(self) -> list[AuditFinding]:
-        known = {prompt.tokens: prompt.origin for prompt in self.prompts}
-        shared = [p for p in self._held_out if p.tokens in known]
-        if not shared:
-            return []
-        message = (
-            f"{len(shared)} of {len(self._held_out)} held-out prompts are trained on too; first:"
-            f" {shared[0].origin} is {known[shared[0].tokens]}"
-        )
-        return [AuditFinding(level="warning", check="held-out data", message=message)]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import numpy as np
 
 from retrograd.records import RecordError, read_records
-from retrograd_hookspecs import ChatFormat, DataError, Message, Problem, TokenizerError
+from retrograd_hookspecs import AuditFinding, ChatFormat, DataError, Message, Problem, TokenizerError
 
 from ..datasets._conversation import check_order, parse_messages
 from ..datasets._tools import parse_tools
 
 if TYPE_CHECKING:
     from retrograd.conversation import ConversationEncoder
+
+T = TypeVar("T")
 
 _KEYS = ("messages", "tools", "rubric")
 
@@ -100,12 +102,27 @@ def _parse(
     )
 
 
-def check_no_judge_fields(prompts: Sequence[Prompt], *, judge: bool) -> list[str]:
-    """Notes on fields that nothing reads in this run."""
+def audit_prompts(
+    prompts: Sequence[Prompt], held_out: Sequence[Prompt], *, judged: bool, longest: int, ctx: int
+) -> list[AuditFinding]:
+    """How long they are (`longest` with an answer), and what of them is not read or is trained on too."""
+    tokens = max(len(prompt.tokens) for prompt in prompts)
+    size = f"{len(prompts)} prompts, the longest of {tokens} tokens"
+    message = f"{size}; with an answer at most {longest} of {ctx}"
+    findings = [AuditFinding(level="ok", check="prompts", message=message)]
     unread = [prompt.origin for prompt in prompts if prompt.rubric]
-    if unread and not judge:
-        return [f"{len(unread)} prompts carry a rubric, and no judge reads it; first {unread[0]}"]
-    return []
+    if unread and not judged:
+        message = f"{len(unread)} prompts carry a rubric, and no judge reads it; first {unread[0]}"
+        findings.insert(0, AuditFinding(level="note", check="data", message=message))
+    known = {prompt.tokens: prompt.origin for prompt in prompts}
+    shared = [prompt for prompt in held_out if prompt.tokens in known]
+    if shared:
+        message = (
+            f"{len(shared)} of {len(held_out)} held-out prompts are trained on too; first:"
+            f" {shared[0].origin} is {known[shared[0].tokens]}"
+        )
+        findings.append(AuditFinding(level="warning", check="held-out data", message=message))
+    return findings
 
 
 @attrs.frozen(kw_only=True)
@@ -127,11 +144,11 @@ class PromptOrder:
         return int(np.random.default_rng([self.seed, round_]).permutation(self.count)[place])
 
 
-def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """At most `limit` prompts, evenly over the file."""
-    if limit is None or limit >= len(prompts):
-        return list(prompts)
-    return [prompts[i * len(prompts) // limit] for i in range(limit)]
+def spread(items: Sequence[T], limit: int | None) -> list[T]:
+    """At most `limit` prompts or scenarios, evenly over the file."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    return [items[i * len(items) // limit] for i in range(limit)]
 
 
 def digest(prompts: Sequence[Prompt]) -> str:

@@ -43,8 +43,8 @@ from retrograd_hookspecs import Algorithm, BuildContext, Component, ConfigTable,
 from ._agent_algorithm import AgenticGrpo, NoReward
 from ._agent_config import AgenticGRPOConfig, CollectApiConfig, ScenarioGenerationConfig
 from ._agent_stage import SHARED, STAGE_NEEDS, STATELESS, build_stage, build_worlds, limits_of
-from ._base import ROLLOUT_KEYS, Parts
 from ._kl import no_reference
+from ._parts import ROLLOUT_KEYS, Parts
 
 __all__ = [
     "STAGE_NEEDS",

@@ -61,8 +61,9 @@ from retrograd_hookspecs import (
     key,
 )
 
-from ._base import ROLLOUT_KEYS, Collected, Parts, RolloutAlgorithm
+from ._base import RolloutAlgorithm
 from ._critic import Critic, CriticConfig, check_critic, unit_length
+from ._parts import ROLLOUT_KEYS, Collected, Parts
 from ._prompts import PromptOrder
 from ._rewards import RewardKeys, build_reward, check_reward
 from ._rollouts import HOOK_HINT, Draw, why_lost

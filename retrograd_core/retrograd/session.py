@@ -71,8 +71,6 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     check_unused(output, config.checkpoint.directory if config.checkpoint is not None else None)
     if output.exists():
         reporter.message(f"note: {output} exists and will be replaced at the end")
-    with slow_message(reporter, KERNELS_MESSAGE):
-        warm_up(services.get("engine"))
     write_resolved(output.with_suffix(".resolved.toml"), config, assembly.components(), assembly.versions())
     sinks: dict[str, Any] = {"metrics.jsonl": JsonlMetrics(output.with_suffix(".metrics.jsonl"))}
     for (kind, name), chosen in assembly.chosen.items():
@@ -116,7 +114,9 @@ def make_run(assembly: Assembly, reporter: Reporter) -> Run:
     if config.run.verbose:
         reporter.message(services.get("backend").device.description)
     try:
-        findings = run.prepare()
+        findings = run.prepare()  # first: mistakes in data and rewards need no kernels to be found
+        with slow_message(reporter, KERNELS_MESSAGE):
+            warm_up(services.get("engine"))
     except BaseException:
         run.algorithm.close()  # a reward program runs already
         raise

@@ -97,11 +97,11 @@ class Rollout:
     """One answer or trajectory: its tokens, its text, and what it earned.
 
     `tokens` int32 (n,) from the first token of the prompt on; `trained` bool (n,) is True where the policy
-    wrote the token; `logp` float64 (n,) is the log-probability it was drawn with, 0 elsewhere. `messages`
-    is what followed the prompt. `total` is the reward that advantages are taken of, None until it is known or
-    if there is none; `advantage` (n,) is 0 where nothing is trained. `excluded` says why the rollout is not
-    trained; "" if it is. `step_rewards` are pairs of the index of the first token after a step's call and the
-    step's reward; `final_state` is what the environment ended in, for the judge.
+    wrote the token; `logp` float64 (n,) is the log-probability it was drawn with (a constraint's mask left
+    out), 0 elsewhere. `messages` is what followed the prompt. `total` is the reward that advantages are taken
+    of, None until it is known or if there is none; `advantage` (n,) is 0 where nothing is trained. `excluded`
+    says why the rollout is not trained; "" if it is. `step_rewards` are pairs of the index of the first token
+    after a step's call and the step's reward; `final_state` is what the environment ended in, for the judge.
     """
 
     id: str

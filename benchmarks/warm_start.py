@@ -1,7 +1,9 @@
 """`python -m benchmarks.warm_start`: what each stage of a warm start is worth, with every seed.
 
 Runs the commands of the example's README once a seed, one after the other: SFT on demonstrations, `collect`,
-SFT on the traces, agentic GRPO. Each stage is measured with `retrograd bench` on the held-out scenarios.
+SFT on the traces, agentic GRPO. Each stage is measured on the held-out scenarios, one trajectory each: the
+first two with `retrograd bench`, the others by the evaluations of the last run, before its first update and
+after its last.
 Written are `warm-start.json` with everything and the picture `warm-start.svg`.
 """
 
@@ -42,7 +44,7 @@ class Chain:
 
     seed: int
     stages: Mapping[str, Mapping[str, float]]
-    """Metrics of `retrograd bench` (`eval/*`) by stage."""
+    """Held-out metrics (`eval/*`) by stage."""
     collected: Mapping[str, Any]
     """Totals of the report of `collect`."""
     curve: Sequence[tuple[int, float]]
@@ -107,9 +109,6 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     out = argparse.ArgumentParser(prog="python -m benchmarks.warm_start", description=__doc__)
     out.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="(0 1 2)")
-    out.add_argument(
-        "--samples", type=int, default=2, metavar="N", help="trajectories of a held-out scenario (2)"
-    )
     out.add_argument("--out", type=Path, default=ROOT / "build" / NAME, metavar="DIR")
     out.add_argument("--pictures", type=Path, metavar="DIR", help="write JSON and SVG here instead of --out")
     out.add_argument("--model", metavar="GGUF", help="instead of the example's own")
@@ -127,13 +126,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not args.redraw:
             measure(args, result)
-    except RunError as error:
+        data = json.loads(result.read_text(encoding="utf-8"))
+    except (RunError, OSError, ValueError) as error:
         _say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
-    data = json.loads(result.read_text(encoding="utf-8"))
     result.with_suffix(".svg").write_text(draw(data), encoding="utf-8")
     sys.stdout.write(summary(data) + f"wrote {result} and {result.with_suffix('.svg')}\n")
     return 0
@@ -141,16 +140,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(args: argparse.Namespace, result: Path) -> None:
     """Run the chain once a seed and write what was measured after each. Raises: `RunError`."""
-    runs: list[Any] = json.loads(result.read_text(encoding="utf-8"))["runs"] if args.add else []
+    kept = args.add and result.exists()
+    runs: list[Any] = json.loads(result.read_text(encoding="utf-8"))["runs"] if kept else []
     options = ["--model", str(Path(args.model).resolve())] if args.model else []
     for seed in (seed for seed in args.seeds if seed not in [run["seed"] for run in runs]):
         directory = args.out.resolve() / f"seed-{seed}-{time.time_ns()}"
         directory.mkdir(parents=True)
-        runs.append(attrs.asdict(run_chain(Commands(EXAMPLE, directory, seed, options), args.samples)))
+        runs.append(attrs.asdict(run_chain(Commands(EXAMPLE, directory, seed, options))))
         result.parent.mkdir(parents=True, exist_ok=True)
         data = {
             "example": NAME,
-            "samples": args.samples,
             "processors": available_processors(),
             "machine": describe_machine(),
             "runs": sorted(runs, key=lambda run: int(run["seed"])),
@@ -158,51 +157,44 @@ def measure(args: argparse.Namespace, result: Path) -> None:
         result.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def run_chain(commands: Commands, samples: int) -> Chain:
+def run_chain(commands: Commands) -> Chain:
     """All stages with one seed, each measured. Raises: `RunError`."""
     seed, file = commands.seed, commands.file
     demos, warm, agent = file("demos.gguf"), file("warm.gguf"), file("agent.gguf")
     traces, report = file("traces.jsonl"), file("pass.json")
-
-    def bench(adapter: Path) -> dict[str, dict[str, float]]:
-        found: dict[str, dict[str, float]] = json.loads(
-            commands.run(
-                "bench", "agent.toml", "--adapter", adapter, "--samples", samples, "--json", agent__seed=seed
-            )
-        )
-        return found
-
     commands.run("train", "demos.toml", output__path=demos, lora__seed=seed)
-    first = bench(demos)
+    benched: dict[str, dict[str, float]] = json.loads(
+        commands.run("bench", "agent.toml", "--adapter", demos, "--json", agent__seed=seed)
+    )
     commands.run(
-        "collect", "agent.toml", "--adapter", demos, "--k", 4,
+        "collect", "agent.toml", "--adapter", demos, "--k", 3,
         "--out", traces, "--report", report, "--seed", seed,
     )  # fmt: skip
     commands.run("train", "warm.toml", output__path=warm, sft__data=traces, lora__seed=seed)
-    second = bench(warm)
     commands.run(
         "train", "agent.toml", lora__init_adapter=warm, output__path=agent, agent__seed=seed,
         observe__directory=file("observed"),
     )  # fmt: skip
-    third = bench(agent)
-    sides = (first["base"], first["adapter"], second["adapter"], third["adapter"])
+    evaluated = evaluations(list(read_metrics(file("agent.metrics.jsonl"))))
+    sides = (benched["base"], benched["adapter"], evaluated[0][1], evaluated[-1][1])
     return Chain(
         seed=seed,
         stages=dict(zip(STAGES, sides, strict=True)),
         collected=json.loads(report.read_text(encoding="utf-8"))["totals"],
-        curve=curve(list(read_metrics(file("agent.metrics.jsonl")))),
+        curve=[(update, metrics["eval/reward"]) for update, metrics in evaluated],
         commands=commands.done,
     )
 
 
-def curve(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Updates made and the reward, at each evaluation among records of `metrics.jsonl`."""
-    found: list[tuple[int, float]] = []
+def evaluations(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, float]]]:
+    """Updates made and `eval/*`, at each evaluation among records of `metrics.jsonl`."""
+    found: list[tuple[int, dict[str, float]]] = []
     update = 0
     for record in records:
         update = int(record.get("train/update", update))
         if "eval/reward" in record:
-            found.append((update, record["eval/reward"]))
+            metrics = {name: value for name, value in record.items() if name.startswith("eval/")}
+            found.append((update, metrics))
     return found
 
 

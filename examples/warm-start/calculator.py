@@ -11,7 +11,7 @@ from typing import Any
 from retrograd.agent import WorldProvider, observation
 from retrograd_hookspecs import Component, NoConfig, Scenario, Score, StepResult, ToolSpec, hookimpl
 
-OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+OPERATIONS = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__}
 
 
 def _tool(name: str, description: str, **properties: Mapping[str, Any]) -> ToolSpec:
@@ -24,8 +24,8 @@ TOOLS = (
     _tool(
         "calculate",
         "Calculate with two numbers.",
+        operation={"type": "string", "enum": list(OPERATIONS)},
         a=INTEGER,
-        operator={"type": "string", "enum": list(OPERATIONS)},
         b=INTEGER,
     ),
     _tool("answer", "Give the answer; it ends the task.", value=INTEGER),
@@ -52,8 +52,8 @@ class Calculator:
         if name == "answer":
             self._given = int(arguments["value"])
             return observation("", done=True)
-        operation = OPERATIONS[arguments["operator"]]
-        return observation(str(operation(int(arguments["a"]), int(arguments["b"]))))
+        calculate = OPERATIONS[arguments["operation"]]
+        return observation(str(calculate(int(arguments["a"]), int(arguments["b"]))))
 
     async def grade(self) -> Score:
         """Was the answer right?"""

@@ -17,22 +17,10 @@ from calculator import OPERATIONS, TOOLS
 from retrograd.tool_prompt import openai_tool
 
 SYSTEM = "Work out each problem with the tools, then give the answer."
-PROBLEMS: dict[str, tuple[str, ...]] = {
-    "+": (
-        "{name} has {a} {things} and finds {b} more. How many {things} does {name} have now?",
-        "There are {a} {things} in one box and {b} in another. How many {things} are there in all?",
-        "{name} sold {a} {things} on Monday and {b} on Tuesday. How many {things} were sold?",
-    ),
-    "-": (
-        "{name} has {a} {things} and gives away {b}. How many {things} are left?",
-        "There were {a} {things} in the shop, and {b} were sold. How many {things} are left?",
-        "{name} needs {a} {things} and has {b}. How many {things} are missing?",
-    ),
-    "*": (
-        "{name} buys {a} bags with {b} {things} each. How many {things} is that?",
-        "There are {a} rows of {b} {things}. How many {things} are there?",
-        "{name} packs {b} {things} a day. How many {things} does {name} pack in {a} days?",
-    ),
+PROBLEMS = {
+    "add": "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+    "subtract": "{name} has {a} {things} and gives away {b}. How many {things} are left?",
+    "multiply": "{name} packs {a} boxes with {b} {things} each. How many {things} are packed?",
 }
 TRAINED = (
     ("Anna", "Tom", "Lucy", "Peter", "Maria", "David", "Sarah", "Paul"),
@@ -43,17 +31,16 @@ HELD_OUT = (("Emma", "Jack", "Laura", "Simon", "Nora", "Frank"), ("pears", "pens
 Words = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def problem(draw: random.Random, operator: str, words: Words) -> tuple[str, int, int, int]:
+def problem(draw: random.Random, operation: str, words: Words) -> tuple[str, int, int, int]:
     """Its text, both numbers as they are calculated with, and the answer."""
     a, b = draw.randint(11, 99), draw.randint(11, 99)
-    if operator == "-":
+    if operation == "subtract":
         a, b = a + b, b
-    elif operator == "*":
+    elif operation == "multiply":
         a = draw.randint(3, 12)
-    text = draw.choice(PROBLEMS[operator])
     names, things = words
-    text = text.format(name=draw.choice(names), things=draw.choice(things), a=a, b=b)
-    return text, a, b, OPERATIONS[operator](a, b)
+    text = PROBLEMS[operation].format(name=draw.choice(names), things=draw.choice(things), a=a, b=b)
+    return text, a, b, OPERATIONS[operation](a, b)
 
 
 def scenario(id: str, text: str, answer: int) -> dict[str, Any]:
@@ -61,9 +48,9 @@ def scenario(id: str, text: str, answer: int) -> dict[str, Any]:
     return {"id": id, "system": SYSTEM, "user": text, "metadata": {"env": {"answer": answer}}}
 
 
-def demonstration(text: str, operator: str, a: int, b: int, answer: int) -> dict[str, Any]:
+def demonstration(text: str, operation: str, a: int, b: int, answer: int) -> dict[str, Any]:
     """A trace as it should be, written as `retrograd collect` writes those of a model."""
-    calls = [("calculate", {"a": a, "operator": operator, "b": b}), ("answer", {"value": answer})]
+    calls = [("calculate", {"operation": operation, "a": a, "b": b}), ("answer", {"value": answer})]
     turns = [
         {
             "role": "assistant",
@@ -86,18 +73,18 @@ def write(folder: Path) -> None:
     for name, count, words, seed in (
         ("demonstrations", 12, TRAINED, 1),
         ("scenarios", 64, TRAINED, 2),
-        ("heldout", 36, HELD_OUT, 3),
+        ("heldout", 60, HELD_OUT, 3),
     ):
         draw = random.Random(seed)
         records: list[dict[str, Any]] = []
         while len(records) < count:
-            operator = list(OPERATIONS)[len(records) % len(OPERATIONS)]
-            text, a, b, answer = problem(draw, operator, words)
+            operation = list(OPERATIONS)[len(records) % len(OPERATIONS)]
+            text, a, b, answer = problem(draw, operation, words)
             if text in seen:
                 continue
             seen.add(text)
             if name == "demonstrations":
-                records.append(demonstration(text, operator, a, b, answer))
+                records.append(demonstration(text, operation, a, b, answer))
             else:
                 records.append(scenario(f"{name}-{len(records) + 1}", text, answer))
         lines = [json.dumps(record) + "\n" for record in records]

@@ -30,7 +30,7 @@ def run(seed: int, rewards: list[float]) -> dict[str, Any]:
 
 @attrs.define
 class Recorded(warm_start.Commands):
-    """Commands that are written down; a measured stage is worth 0.25 more than the one before."""
+    """Commands that are written down; a stage is worth 0.25 more than the one before."""
 
     lines: list[str] = attrs.field(factory=list)
 
@@ -40,31 +40,31 @@ class Recorded(warm_start.Commands):
             self.file("pass.json").write_text(json.dumps({"totals": TOTALS}))
         if toml == "agent.toml" and command == "train":
             records = [
-                {"step": 0, "time": 1.0, "eval/reward": 0.5},
+                {"step": 0, "time": 1.0, "eval/reward": 0.5, "eval/pass": 0.4},
                 {"step": 1, "time": 2.0, "train/update": 1.0},
+                {"step": 1, "time": 3.0, "eval/reward": 0.625},
+                {"step": 2, "time": 4.0, "train/update": 2.0},
+                {"step": 2, "time": 5.0, "eval/reward": 0.75},
             ]
-            records.append({"step": 1, "time": 3.0, "eval/reward": 0.75})
             lines = "".join(json.dumps(record) + "\n" for record in records)
             self.file("agent.metrics.jsonl").write_text(lines)
-        benches = sum(line.startswith("bench") for line in self.lines)
-        return json.dumps({"base": {"eval/reward": 0.0}, "adapter": {"eval/reward": 0.25 * benches}})
+        return json.dumps({"base": {"eval/reward": 0.0}, "adapter": {"eval/reward": 0.25}})
 
 
 def test_the_chain(tmp_path: Path) -> None:
     commands = Recorded(warm_start.EXAMPLE, tmp_path, 7, [])
-    chain = warm_start.run_chain(commands, 2)
+    chain = warm_start.run_chain(commands)
     assert [line.split()[:2] for line in commands.lines] == [
         ["train", "demos.toml"],
         ["bench", "agent.toml"],
         ["collect", "agent.toml"],
         ["train", "warm.toml"],
-        ["bench", "agent.toml"],
         ["train", "agent.toml"],
-        ["bench", "agent.toml"],
     ]
     assert [metrics["eval/reward"] for metrics in chain.stages.values()] == [0.0, 0.25, 0.5, 0.75]
     assert list(chain.stages) == list(warm_start.STAGES)
-    assert chain.curve == [(0, 0.5), (1, 0.75)]
+    assert chain.stages["collected traces"] == {"eval/reward": 0.5, "eval/pass": 0.4}
+    assert chain.curve == [(0, 0.5), (1, 0.625), (2, 0.75)]
     assert chain.collected == TOTALS
     assert all("7" in line for line in commands.lines), "a command without the seed"
 
@@ -75,6 +75,23 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         warm_start.RunError, match=r"train .*none\.toml ended with status 2:\n(.|\n)*none\.toml"
     ):
         commands.run("train", "none.toml")
+
+
+def test_seeds_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+
+    def chain(commands: warm_start.Commands) -> warm_start.Chain:
+        trained.append(commands.seed)
+        return warm_start.Chain(**run(commands.seed, [0.0, 0.25, 0.5, 0.75]))
+
+    monkeypatch.setattr(warm_start, "run_chain", chain)
+    assert warm_start.main(["--redraw", "--out", str(tmp_path)]) == 1  # nothing is there to be drawn
+    for seeds in (["2"], ["0", "2"]):
+        assert warm_start.main(["--add", "--out", str(tmp_path), "--seeds", *seeds]) == 0
+    assert trained == [2, 0]
+    data = json.loads((tmp_path / "warm-start.json").read_text())
+    assert [found["seed"] for found in data["runs"]] == [0, 2]
+    assert (tmp_path / "warm-start.svg").is_file()
 
 
 def test_the_picture() -> None:

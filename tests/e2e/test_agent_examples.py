@@ -87,7 +87,7 @@ def test_demonstrations_solve_their_problems(calculator: EnvironmentProvider) ->
 
 
 SEVEN = Scenario(id="seven", user="3 + 4?", metadata={"env": {"answer": 7}})
-CALCULATED: Action = ("calculate", {"a": 3, "operator": "+", "b": 4})
+CALCULATED: Action = ("calculate", {"operation": "add", "a": 3, "b": 4})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_warm_start(tmp_path: Path, model: Path) -> None:
     answers = [record["metadata"]["env"]["answer"] for record in records(example / "scenarios.jsonl")]
 
     def solved(answer: int) -> list[str]:
-        return [call("calculate", a=answer - 1, operator="+", b=1), call("answer", value=answer)]
+        return [call("calculate", operation="add", a=answer - 1, b=1), call("answer", value=answer)]
 
     wrong = [call("answer", value=-1)]
     assert "configuration: no problems" in example.run("check", "demos.toml").out

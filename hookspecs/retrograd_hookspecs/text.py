@@ -118,5 +118,5 @@ class GrammarFormat(ChatFormat, Protocol):
 
         Args:
             tools: at least one, in OpenAI's function shape.
-            thinking: the prompt ends in `<think>`: `parse` is given the turn with that before it.
+            thinking: the prompt ends in `<think>`, which `parse` is given before a turn that closes it.
         """

@@ -48,6 +48,13 @@ TURNS: list[tuple[FormatBase, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "hm, <tool_call>{}</tool_call>?\n</think>\n\nLet me see.",
         [OSLO],
     ),
+    (
+        HermesFormat(),
+        "I could <tool_call> something.\n</think>\n\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+        "I could <tool_call> something.\n</think>",
+        [OSLO],
+    ),
     (HermesFormat(), "<think>I could <tool_call>", "<think>I could <tool_call>", []),
     (
         Qwen3CoderFormat(),
@@ -259,6 +266,7 @@ def test_calls_are_written_as_the_models_write_them(chat_format: FormatBase, tex
     [
         (HermesFormat(), "<tool_call>\n{'name': 'f'}\n</tool_call>", "Expecting property name", 0),
         (HermesFormat(), '<tool_call>{"name": "f", "arguments": {}', "Expecting", 0),
+        (HermesFormat(), "<think></think><tool_call>{</think>}</tool_call>", "Expecting", 0),
         (HermesFormat(), '<tool_call>{"name": "f", "arguments": {}}', "the turn ends", 0),
         (HermesFormat(), '<tool_call>{"name": "f", "arguments": {}} x</tool_call>', "something else", 0),
         (

@@ -35,22 +35,25 @@ WS: /[ \t\n\r]{1,32}/
 """
 
 
-def turn_grammar(rules: str, *, thinking: bool, ends: bool = False, never: str = "") -> str:
+def turn_grammar(rules: str, *, thinking: bool, marker: str, ends: bool = False, never: str = "") -> str:
     """The grammar of a turn.
 
     Args:
         rules: of `call`, one block of calls with the text before it; its first rules are lazy, `TEXT` and the
             marker.
-        thinking: the turn begins inside reasoning.
+        thinking: the turn begins inside reasoning. Unless it closes it, it ends only if no marker was
+            written: `parse` would read a call.
+        marker: expression of everything that `parse` takes for the beginning of a call.
         ends: nothing may follow a block of calls.
         never: expression of what text must not hold.
     """
     last = "TEXT | think ANY"
     return "\n".join(
         [
-            f"start: {'closed rest | ANY' if thinking else 'rest'}",
+            f"start: {'closed rest | OPEN' if thinking else 'rest'}",
             f"rest: thought* ({last} | call)" if ends else f"rest: (call | thought)* ({last})",
             f"TEXT: {f'~(ANY {never} ANY)' if never else 'ANY'}",
+            *([f"OPEN: ~(ANY ({marker}{f' | {never}' if never else ''}) ANY)"] if thinking else []),
             _RULES.strip(),
             rules.strip(),
         ]

@@ -43,7 +43,7 @@ def write_tagged(calls: Sequence[ToolCall], inner: str = "\n") -> str:
 def tagged_grammar(tools: Sequence[Mapping[str, Any]], thinking: bool, never: str = "") -> str:
     """Grammar of turns with such calls; text must not hold what `never` says."""
     rules = f"mark[lazy]: TEXT {quoted(OPEN)}\ncall: mark WS? object WS? {quoted(CLOSE)}\n{call_rules(tools)}"
-    return turn_grammar(rules, thinking=thinking, never=never)
+    return turn_grammar(rules, thinking=thinking, marker=quoted(OPEN), never=never)
 
 
 def _object(call: ToolCall) -> str:

@@ -62,7 +62,8 @@ class DeepSeekFormat(FormatBase):
                 lines.append(f'tool_{number}: {head} WS? {arguments} WS? "```"')
             else:
                 lines.append(f"tool_{number}: {quoted(name + _SEPARATOR)} WS? {arguments}")
-        return turn_grammar("\n".join(lines), thinking=thinking)
+        marker = f"{quoted(_BEGIN)} | {quoted(_CALL)}"
+        return turn_grammar("\n".join(lines), thinking=thinking, marker=marker)
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

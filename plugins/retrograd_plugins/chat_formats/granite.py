@@ -47,7 +47,9 @@ class GraniteFormat(FormatBase):
             f"call: mark list {end}\n"
             'list: WS? "[" WS? object (WS? "," WS? object)* WS? "]"\n'
         )
-        return turn_grammar(rules + call_rules(tools), thinking=thinking, ends=not closed)
+        return turn_grammar(
+            rules + call_rules(tools), thinking=thinking, marker=quoted(_OPEN), ends=not closed
+        )
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

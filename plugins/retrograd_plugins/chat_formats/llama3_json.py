@@ -57,7 +57,13 @@ TYPE: /\{\s*"type"\s*:/
 PARAMETERS: /\{\s*"parameters"\s*:/
 """
         rules += call_rules(tools, "parameters")
-        return turn_grammar(rules, thinking=thinking, ends=True, never="PARAMETERS")
+        return turn_grammar(
+            rules,
+            thinking=thinking,
+            marker='NAME | TYPE | "<|python_tag|>"',
+            ends=True,
+            never="PARAMETERS",
+        )
 
 
 def _read(text: str, marker: re.Match[str]) -> Block | None:

@@ -59,7 +59,7 @@ class MistralFormat(FormatBase):
                 tools, more=r'(WS? "," WS? "\"id\"" WS? ":" WS? /"[A-Za-z0-9]{1,32}"/)?'
             )
         rules = f"mark[lazy]: TEXT {mark}\ncall: mark one (WS? {mark} one)* WS?\n{rules}"
-        return turn_grammar(rules, thinking=thinking, ends=True)
+        return turn_grammar(rules, thinking=thinking, marker=mark, ends=True)
 
 
 def _as_object(call: ToolCall) -> str:

@@ -64,7 +64,8 @@ class Qwen3CoderFormat(FormatBase):
         for number, (name, schema) in enumerate(map(function_of, tools)):
             parts, rules = parameter_rules(f"tool_{number}", name, schema)
             lines += [f"tool_{number}: {quoted(f'{name}>')} WS? {parts}", *rules]
-        return turn_grammar("\n".join(lines), thinking=thinking)
+        marker = '"<tool_call>" | "<function="'
+        return turn_grammar("\n".join(lines), thinking=thinking, marker=marker)
 
 
 def _read(text: str, marker: re.Match[str]) -> Block:

@@ -66,7 +66,8 @@ class Trajectory:
         stopped = completion.finish == "stop"
         text = self.encoder.pieces.text(ids[:-1] if stopped else ids, previous)
         self._text += text
-        parsed = self.chat_format.parse(f"{_THINK}{text}" if thinking else text)
+        # A turn that does not close the thought may hold calls all the same.
+        parsed = self.chat_format.parse(f"{_THINK}{text}" if thinking and "</think>" in text else text)
         count = sum(len(message.tool_calls) for message in self.messages)
         calls = tuple(attrs.evolve(call, id=call_id(count + n)) for n, call in enumerate(parsed.tool_calls))
         message = Message(

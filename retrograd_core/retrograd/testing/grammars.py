@@ -109,7 +109,7 @@ def check_grammar(
     for number in range(walks):
         calls = [CALLS[i] for i in rng.permutation(len(CALLS))[: 1 + number % 3]]
         text = chat_format.format_calls(calls)
-        thought = f"hm, {text[: len(text) // 2]}"
+        thought = f"hm, {text[: max(len(text) // 2, 30)]}"
         for thinking, opening in (
             (False, ""),
             (False, "Let me see. "),
@@ -124,6 +124,8 @@ def check_grammar(
             begun = not _ends(constraint, tokenizer)
             written = (start.encode() + walker.walk(constraint)).decode("utf-8", "replace")
             _check_turn(chat_format, f"<think>{written}" if thinking else written, begun)
+        open_thought = _fed(makers[True](), tokenizer, thought)
+        assert not _ends(open_thought, tokenizer), f"{thought!r} would be read as a call that breaks off"
 
 
 def _fed(constraint: TokenConstraint, tokenizer: Tokenizer, text: str) -> TokenConstraint:

@@ -40,8 +40,12 @@ _TOOL = openai_tool(
 )
 
 
-def audit_template(encoder: ConversationEncoder, chat_format: ChatFormat) -> list[AuditFinding]:
-    """Findings on the chat template, its tools and its chat format."""
+def audit_template(
+    encoder: ConversationEncoder, chat_format: ChatFormat, *, tools: bool = True
+) -> list[AuditFinding]:
+    """Findings on the chat template, and with `tools` on how it and the chat format write them."""
+    if not tools:
+        return [_history(encoder, tools=False)]
     return [
         _tool_support(encoder),
         _history(encoder, tools=False),

@@ -42,6 +42,7 @@ from .run_state import Progress, RunState
 
 MAX_SKIPPED_IN_A_ROW = 5
 """Steps with a gradient that is not finite before the run stops."""
+KEEP_BEST = '[checkpoint] with mode = "best_eval" would have kept its adapter'
 
 
 @attrs.frozen(kw_only=True)
@@ -61,6 +62,8 @@ class RunResult:
     tokens: int
     skipped_steps: int
     checkpoint: Path | None = None
+    best_adapter: Path | None = None
+    """Of the best evaluation, where a checkpoint kept it."""
 
     def summary(self) -> list[str]:
         """Lines that close a run: what was reached, and where the result is."""
@@ -76,7 +79,8 @@ class RunResult:
         if self.skipped_steps:
             lines.append(f"{self.skipped_steps} steps were skipped: their gradient was not finite")
         if self.best_step and self.best_step != self.steps:
-            lines.append(f"the best evaluation was at step {self.best_step}, not at the end")
+            kept = f"its adapter is {self.best_adapter}" if self.best_adapter is not None else KEEP_BEST
+            lines.append(f"the best evaluation was at step {self.best_step}, not at the end: {kept}")
         return [*lines, f"result: {self.output}"]
 
 
@@ -209,6 +213,7 @@ class Run:
             tokens=self.progress.tokens - tokens_before,
             skipped_steps=self.progress.skipped_steps,
             checkpoint=checkpoint,
+            best_adapter=self._best_adapter(),
         )
 
     def _train(self, update: UpdateRule) -> tuple[str, Path | None]:
@@ -381,6 +386,17 @@ class Run:
             self._reporter.message(f"the run failed, and so did the checkpoint: {error}")
         else:
             self._reporter.message(f"the run failed; go on from step {step} with --resume {path}")
+
+    def _best_adapter(self) -> Path | None:
+        """What this run kept of its best evaluation; a file of that name may be an earlier run's."""
+        settings, step = self.config.checkpoint, self.progress.best_step
+        if settings is None or not step:
+            return None
+        if settings.mode != "steps":
+            return self._checkpoint_directory() / "best.gguf"
+        if not settings.every_steps or step % settings.every_steps:
+            return None
+        return self._checkpoint_directory() / f"{_step_name(step)}.gguf"
 
     def _checkpoint_directory(self) -> Path:
         settings = self.config.checkpoint

@@ -53,6 +53,10 @@ GRPO_MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"judge": JUDGE, "judge_weight": 1.0, "judge_failure": "fail", "max_judge_dropped_fraction": 0.1},
         ['grpo.max_judge_dropped_fraction: has no effect with judge_failure = "fail"'],
     ),
+    "criteria for pairs": (
+        {"judge": {**JUDGE, "pairwise_rubric": "the shorter one"}, "judge_weight": 1.0},
+        ['grpo.judge.pairwise_rubric: has no effect with strategy.mode = "auto"'],
+    ),
     "judge type": (
         {"judge": {"type": "rular"}, "judge_weight": 1.0},
         ["grpo.judge.type", "rular", "ruler"],

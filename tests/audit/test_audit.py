@@ -153,6 +153,12 @@ def template_levels(name: str, tokenizer: StandInTokenizer, **variables: object)
     return levels(audit_template(encoder, StandInFormat()))
 
 
+def test_a_run_without_tools_is_told_nothing_of_them() -> None:
+    tokenizer = standins.chatml()
+    encoder = ConversationEncoder(tokenizer, template("smollm2", ""), StandInFormat(), {})
+    assert levels(audit_template(encoder, StandInFormat(), tools=False)) == {"template history": "ok"}
+
+
 def test_templates() -> None:
     good = dict.fromkeys(
         ["template tools", "template history", "template history with tools", "tool calls"], "ok"

@@ -222,6 +222,30 @@ def test_patience_stops_and_keeps_the_best(make: Callable[..., Run], tmp_path: P
     assert float((tmp_path / "c" / "best.gguf").read_text()) == 4.0
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "kept"),
+    [
+        ({"mode": "best_eval"}, "best.gguf"),
+        ({"mode": "steps", "every_steps": 1}, "step-000002.gguf"),
+        ({"mode": "steps", "every_steps": 3}, None),
+        (None, None),
+    ],
+)
+def test_the_summary_says_where_the_best_adapter_is(
+    make: Callable[..., Run], tmp_path: Path, checkpoint: dict[str, Any] | None, kept: str | None
+) -> None:
+    tables = {} if checkpoint is None else {"checkpoint": {"directory": str(tmp_path / "c"), **checkpoint}}
+    result = make(4, [9.0, 3.0, 4.0], evaluation={"data": "e"}, **tables).execute()
+    [line] = [line for line in result.summary() if "best evaluation" in line]
+    if kept is not None:
+        assert line.endswith(f"at step 2, not at the end: its adapter is {tmp_path / 'c' / kept}")
+        assert result.best_adapter is not None
+        assert float(result.best_adapter.read_text()) == 4.0
+    else:
+        assert 'mode = "best_eval" would have kept its adapter' in line
+        assert result.best_adapter is None
+
+
 def test_min_delta_counts_small_gains_as_none(make: Callable[..., Run]) -> None:
     run = make(20, [9.0, 3.0, 2.95, 2.9], evaluation={"data": "e", "patience": 2, "min_delta": 0.5})
     assert run.execute().best_step == 2

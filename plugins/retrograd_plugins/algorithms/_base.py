@@ -124,7 +124,8 @@ class RolloutAlgorithm:
         self.prompts, self._held_out = load_both(self._path, held_out, load)
         self._digests = (digest(self.prompts), digest(self._held_out))
         parts.policy.fit(max(self.answers_per_update, len(self._held_out)), self.longest())
-        findings = audit_template(encoder, parts.chat_format)
+        tools = any(prompt.tools for prompt in (*self.prompts, *self._held_out))
+        findings = audit_template(encoder, parts.chat_format, tools=tools)
         note = getattr(parts.template, "fallback_note", str)()
         if note:
             findings.insert(0, AuditFinding(level="warning", check="chat template", message=note))
@@ -170,7 +171,7 @@ class RolloutAlgorithm:
 
     def run(self, update: UpdateRule) -> Iterator[StepReport]:
         """One report an optimizer pass, and one for each update that cannot train."""
-        while self.update_number < self._updates:
+        while self.update_number < self._updates and not self.stop_reason():
             if self._batch is None:
                 collected = self._collect()
                 self._groups, self._collected = collected.groups, dict(collected.metrics)

@@ -32,6 +32,8 @@ class Prompt:
     """`file:line`."""
     messages: tuple[Message, ...]
     tokens: tuple[int, ...]
+    tools: bool = False
+    """The model is shown tools."""
     rubric: str = ""
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
 
@@ -88,7 +90,8 @@ def _parse(
     rubric = record.get("rubric", "")
     if not isinstance(rubric, str):
         raise RecordError("must be a string", key="rubric")
-    conversation = Conversation(messages=tuple(messages), tools=parse_tools(record.get("tools"), "tools"))
+    tools = parse_tools(record.get("tools"), "tools")
+    conversation = Conversation(messages=tuple(messages), tools=tools)
     try:
         tokens = encoder.prompt(conversation)
     except TokenizerError as error:
@@ -97,6 +100,7 @@ def _parse(
         origin=origin,
         messages=tuple(messages),
         tokens=tuple(tokens),
+        tools=bool(tools),
         rubric=rubric,
         metadata={name: value for name, value in record.items() if name not in _KEYS},
     )

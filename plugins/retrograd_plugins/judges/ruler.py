@@ -178,7 +178,15 @@ def _build(config: RulerJudge, context: BuildContext) -> Judge:
 
 
 def _check(config: RulerJudge, table: Any, run: Any) -> Iterable[Problem]:
-    """The cache is a file in a directory that can be written to."""
+    """The cache is a file; criteria for pairs need pairs."""
+    mode = config.strategy.mode
+    if config.pairwise_rubric and mode != "pairwise":
+        yield Problem(
+            where=table.where("pairwise_rubric"),
+            key=f"{table.name}.pairwise_rubric",
+            message=f'has no effect with strategy.mode = "{mode}"',
+            hint='leave it out, or set mode = "pairwise"',
+        )
     path = config.cache_path
     if path is not None and path.is_dir():
         yield Problem(

@@ -17,7 +17,7 @@ from retrograd.agent.play import Played
 from retrograd.agent.stage import Part
 from retrograd.assembly import assemble
 from retrograd.cli.document import open_document
-from retrograd.engine import TrainingSequence
+from retrograd.engine import Completion, TrainingSequence
 from retrograd.testing.vocabulary import byte_level_vocabulary
 from retrograd_hookspecs import (
     Component,
@@ -25,6 +25,7 @@ from retrograd_hookspecs import (
     NoConfig,
     RolloutError,
     StepResult,
+    ToolCall,
     ToolSpec,
     hookimpl,
 )
@@ -35,7 +36,7 @@ from retrograd_plugins.samplers.default import DefaultSampler
 from retrograd_plugins.tokenizers.gpt2 import Gpt2Tokenizer
 
 from .families import FAMILIES
-from .stand_ins import Echoes, Speaker, parts, stage_of
+from .stand_ins import SCENARIO, Echoes, Speaker, parts, stage_of
 from .support import Agents, SumsConfig, SumsProvider, SumsWorld
 
 CHOICE = ToolSpec(
@@ -228,6 +229,34 @@ def test_the_key_names_an_engine_that_is_installed(agents: Agents, monkeypatch: 
     with pytest.raises(ConfigError, match=r"`pip install 'retrograd\[constrained\]'`"):
         services_of(agents.agent(agent=ON))
     services_of(agents.agent())
+
+
+def test_a_thought_that_the_prompt_opened(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
+    """What it says of calls is neither constrained nor read."""
+    services = services_of(Agents(tmp_path, FAMILIES["deepseek"].model(tiny_model)).agent(agent=ON))
+    tokenizer = services.get("tokenizer")
+    with closing(services.get("algorithm")) as algorithm:
+        player = algorithm._stage.player
+        trajectory = player.begin(player.opening(SCENARIO))
+        trajectory.tools = tools_of()
+        trajectory.start()
+        assert trajectory.thinking
+        call = services.get("chat_format").format_calls([ToolCall(name="plain", arguments={})])
+        text = f"hm, {call[:-40]}</think>{call}"
+        ids = tokenizer.encode(text, special=True)
+        constraint = player.constraints.of(trajectory.tools, thinking=True)
+        for token in ids:
+            mask = constraint.allowed()
+            assert mask is None or mask[token]
+            constraint.advance(token)
+        tokens = np.array([*ids, min(tokenizer.stop_ids)], np.int32)
+        parsed = trajectory.add_turn(
+            Completion(tokens=tokens, logp=np.zeros(tokens.size), finish="stop", masked=(0.5,))
+        )
+        assert [one.name for one in parsed.tool_calls] == ["plain"]
+        assert not parsed.error
+        assert trajectory.messages[-1].content == text
+        assert trajectory.masked == [0.5]
 
 
 class GivesUp:

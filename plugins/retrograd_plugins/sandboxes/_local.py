@@ -20,7 +20,7 @@ from retrograd_hookspecs import AuditFinding, ExecResult, RolloutError, Sandbox
 
 from ._commands import ENVIRONMENT, KILLED, MAX_WRITE_BYTES, SCRATCH, WORK, Capture, plain_arguments
 from ._docker import in_thread
-from ._ownership import start_time
+from ._ownership import namespace, start_time
 from .local import LocalSandboxConfig
 
 PREFIX = "retrograd-sandbox"
@@ -29,7 +29,7 @@ GRACE_SECS = 0.2
 KILL_SECS = 10.0
 _RUN = 'ulimit -c 0; cd "$1" || exit 126; shift; exec "$@"'
 _SHOWN = re.compile(rb"(?<![\w./~-])/(work|tmp)(?![\w-])")
-_NAME = re.compile(rf"{PREFIX}-(\d+)-(\w+)-")
+_NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-(\w+)-")
 _POLL_SECS = (0.002, 0.02)
 
 
@@ -58,7 +58,7 @@ class LocalSandboxes:
         """A new directory."""
         if self._closed:
             raise RolloutError("the sandboxes are closed")
-        owner = f"{os.getpid()}-{start_time(os.getpid())}"
+        owner = f"{namespace()}-{os.getpid()}-{start_time(os.getpid())}"
         try:
             root = Path(os.path.realpath(tempfile.mkdtemp(prefix=f"{PREFIX}-{owner}-")))
             sandbox = LocalSandbox(self, root)
@@ -394,7 +394,9 @@ def _reap() -> int:
     count = 0
     for place in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*"):
         match = _NAME.match(place.name)
-        if match is None or start_time(int(match[1])) == match[2] or not place.is_dir():
+        if match is None or int(match[1]) != namespace() or not place.is_dir():
+            continue  # in a container that shares this directory, a process id means another process
+        if start_time(int(match[2])) == match[3]:
             continue
         root = Path(os.path.realpath(place))
         for pid in _processes(root):

@@ -21,6 +21,7 @@ PID = "retrograd.pid"
 STARTED = "retrograd.started"
 REMOVE_SECS = 30.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 class Owner:
@@ -44,12 +45,22 @@ class Owner:
 
 
 def host_name() -> str:
-    """Names this host since it was booted: a process id means nothing elsewhere, or after a restart."""
-    with suppress(OSError):
-        return f"{socket.gethostname()}/{_BOOT_ID.read_text().strip()}"
-    import psutil
+    """Names where process ids mean the same: this host since it was booted, and their namespace."""
+    try:
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        import psutil
 
-    return f"{socket.gethostname()}/{int(psutil.boot_time()) // 60}"
+        boot = str(int(psutil.boot_time()) // 60)
+    return f"{socket.gethostname()}/{boot}/{namespace()}"
+
+
+def namespace() -> int:
+    """The process ids' namespace, which a run inside a container has to itself; 0 where there are none."""
+    try:
+        return _NAMESPACE.stat().st_ino
+    except OSError:
+        return 0
 
 
 def start_time(pid: int) -> str | None:
@@ -73,11 +84,12 @@ def is_abandoned(labels: Mapping[str, str]) -> bool:
     host, pid = labels.get(HOST, ""), labels.get(PID, "")
     if not pid.isdecimal():
         return False
-    if host != host_name():
+    mine = host_name()
+    if host != mine:
         # The same machine before it was restarted: the process is gone for certain.
-        name, _, boot = host.partition("/")
-        mine, _, my_boot = host_name().partition("/")
-        return name == mine and boot != my_boot
+        name, boot = (*host.split("/"), "")[:2]
+        my_name, my_boot, _ = mine.split("/")
+        return name == my_name and boot != my_boot
     return start_time(int(pid)) != labels.get(STARTED)
 
 

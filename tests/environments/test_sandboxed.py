@@ -18,6 +18,8 @@ from tests.containers.engine import BUSYBOX_IMAGE
 from tests.containers.fixtures import Counter
 from tests.environments.sandboxed import FIX, VERIFY, bash, provider_of, scenario, with_world, write
 
+EMPTY = {"default": "none", "scenario_toolsets": ["base"], "toolset": {"none": {"tools": []}}}
+
 ACTIONS = [
     bash("ls -A; env | sort; pwd; echo $HOME; hostname; no-such-program"),
     ("list_dir", {"path": "."}),
@@ -179,3 +181,14 @@ def test_a_container_that_dies_breaks_its_world_alone(docker: Counter, tmp_path:
         assert "the container died" in score.explanation
 
     with_world(provider_of(tmp_path), scenario(), use)
+
+
+def test_a_toolset_without_tools_is_remarked(tmp_path: Path) -> None:
+    async def run() -> list[str]:
+        provider = provider_of(tmp_path, "local", tools=EMPTY)
+        try:
+            return [finding.message for finding in await provider.prepare([scenario()])]
+        finally:
+            await provider.close()
+
+    assert "the toolset 'none' has no tools" in anyio.run(run)

@@ -100,9 +100,11 @@ def local_source(
         _refuse(findings)
         yield Source(stage=stage, judge=judge, model=None, at_once=None, findings=findings)
     finally:
-        if judge is not None:
-            stage.call(judge.close, checked=False)
-        stage.close()
+        try:
+            if judge is not None:
+                stage.call(judge.close, checked=False)
+        finally:
+            stage.close()
 
 
 @contextlib.contextmanager
@@ -146,8 +148,10 @@ def api_source(
         at_once = min(CONCURRENCY, places or CONCURRENCY)
         yield Source(stage=stage, judge=None, model=model, at_once=at_once, findings=findings)
     finally:
-        stage.call(model.close, checked=False)
-        stage.close()
+        try:
+            stage.call(model.close, checked=False)
+        finally:
+            stage.close()
 
 
 def api_settings(document: Document, config: AgenticGRPOConfig) -> CollectApiConfig:

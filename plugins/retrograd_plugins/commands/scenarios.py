@@ -109,9 +109,12 @@ async def _generate(
             await client.close()
         found, invalid = await _valid(provider, writer.scenarios)
     finally:
-        for part in (provider, tools):
-            if part is not None:
-                await part.close()
+        try:
+            if provider is not None:
+                await provider.close()
+        finally:
+            if tools is not None:
+                await tools.close()
     writer.refused += invalid
     return _finish(agent.scenarios, settings, writer, found, failure, client)
 

@@ -77,6 +77,11 @@ command whose output is the final state) and `toolset`"""
         tasks = tasks_of(scenarios, self._catalogue.toolsets)
         findings = list(await self._sandboxes.prepare())
         await self._require_programs(tasks)
+        findings += [
+            AuditFinding(level="warning", check="tools", message=f"the toolset {name!r} has no tools")
+            for name, specs in self._catalogue.specs().items()
+            if not specs
+        ]
         without = sum(task.verify is None for task in tasks)
         if without:
             text = f"{without} of {len(tasks)} scenarios have no verify command: only a judge can reward them"

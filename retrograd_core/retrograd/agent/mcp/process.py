@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -21,9 +21,6 @@ import anyio.abc
 from retrograd_hookspecs import RolloutError
 
 from .config import McpServer
-
-if TYPE_CHECKING:
-    pass
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """Longest message of a server."""

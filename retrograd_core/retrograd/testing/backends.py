@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from retrograd_hookspecs import Backend, QuantMatrix
 
@@ -41,7 +44,7 @@ def check_backend(backend: Backend, name: str = "") -> None:
     _check_upload(backend)
 
 
-def _check_round_trip(backend: Backend, values: np.ndarray, what: str) -> None:  # type: ignore[type-arg]
+def _check_round_trip(backend: Backend, values: npt.NDArray[Any], what: str) -> None:
     kept = values.copy()
     found = backend.to_host(backend.from_host(values))
     assert found.dtype == values.dtype, f"{what}: {values.dtype} came back as {found.dtype}"

@@ -109,7 +109,7 @@ class _Decoding:
 
     def cached(self, runs: Sequence[Run]) -> list[Any]:
         """Keys and values of the runs' tokens, an array of each block."""
-        rows = [run.row + run.start for run in runs]
+        rows = [run.start + (run.row or 0) for run in runs]
         host = self._model.backend.to_host
         return [np.array(host(array))[rows] for pair in self._store.cache.stored for array in pair]
 

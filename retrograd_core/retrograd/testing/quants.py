@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -52,10 +53,10 @@ def check_quant(quant: Quant, formats: Iterable[str] | None = None) -> None:
             _check_writing(quant, name)
     zeros = np.zeros((1, 64), np.uint8)
     for name in ("NO_SUCH_FORMAT", *sorted(set(layouts) - quant.readable)):
-        _refuses(f"dequantise to refuse {name}", lambda name=name: quant.dequantise(zeros, name))
+        _refuses(f"dequantise to refuse {name}", partial(quant.dequantise, zeros, name))
     for name in ("NO_SUCH_FORMAT", *sorted(set(layouts) - quant.writable)):
         values = np.zeros((1, layouts[name].values if name in layouts else 1), np.float32)
-        _refuses(f"quantise to refuse {name}", lambda name=name, values=values: quant.quantise(values, name))
+        _refuses(f"quantise to refuse {name}", partial(quant.quantise, values, name))
 
 
 def _check_reading(quant: Quant, name: str) -> None:

@@ -54,7 +54,8 @@ def _expected(params: SamplingParams) -> npt.NDArray[np.float64]:
         before = np.cumsum(p[order]) - p[order]
         p[order[before >= params.top_p]] = 0.0
     p[p < params.min_p * p.max()] = 0.0
-    return p / p.sum()
+    expected: npt.NDArray[np.float64] = p / p.sum()
+    return expected
 
 
 def _check_distribution(sampler: Sampler, logits: Any, params: SamplingParams, seed: int) -> None:

@@ -13,6 +13,8 @@ PANEL = 128
 """Columns of a task where a variant does not say how much of a panel its second cache holds."""
 CHUNK_TOKENS = 128
 """Fewest tokens of a chunk."""
+WIDEST = 384
+"""Columns of the widest panel: as decoded, 32 rows of it are as much as the first cache holds."""
 READING = 32
 """Reading the activations of a task costs as much as so many columns more."""
 SIMULATED = 256
@@ -28,7 +30,7 @@ def widest_panel(product: Product, depth: int, step: int, width: int) -> int:
     if not product.panel_floats:
         return max(step, PANEL // step * step)
     floats = round_up(min(depth, product.depth), 32) / product.weights_per_float
-    return max(step, width, int(product.panel_floats / floats) // step * step)
+    return max(step, width, min(WIDEST, int(product.panel_floats / floats)) // step * step)
 
 
 @lru_cache(maxsize=1024)

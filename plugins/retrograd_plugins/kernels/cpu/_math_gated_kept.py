@@ -71,7 +71,9 @@ def gated_activation_keep(
     for name, array in (("up", up), ("out", out), ("kept_gate", kept_gate), ("kept_up", kept_up)):
         require_shape("gated_activation_keep", name, array, gate.shape)
     arrays = [array.reshape(-1) for array in (gate, up, out, kept_gate, kept_up)]
-    activate_and_keep(kind_number(kind), *arrays, chunks_for(gate.size))
+    activate_and_keep(
+        kind_number(kind), arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], chunks_for(gate.size)
+    )
     gate, up, out, kept_gate, kept_up = (array[gate.size // WIDTH * WIDTH :] for array in arrays)
     if gate.size:
         gated_activation(kind, gate, up, out)
@@ -84,7 +86,7 @@ def gated_activation_kept(kind: str, kept_gate: Array, kept_up: Array, out: Arra
     for name, array in (("kept_gate", kept_gate), ("kept_up", kept_up)):
         require_shape("gated_activation_kept", name, array, out.shape)
     arrays = [array.reshape(-1) for array in (kept_gate, kept_up, out)]
-    activate_kept(kind_number(kind), *arrays, chunks_for(out.size))
+    activate_kept(kind_number(kind), arrays[0], arrays[1], arrays[2], chunks_for(out.size))
     kept_gate, kept_up, out = (array[out.size // WIDTH * WIDTH :] for array in arrays)
     if out.size:
         gated_activation(kind, _widened(kept_gate), _widened(kept_up), out)
@@ -97,7 +99,9 @@ def gated_activation_kept_backward(
     for name, array in (("kept_gate", kept_gate), ("kept_up", kept_up), ("dgate", dgate), ("dup", dup)):
         require_shape("gated_activation_kept_backward", name, array, dout.shape)
     arrays = [array.reshape(-1) for array in (dout, kept_gate, kept_up, dgate, dup)]
-    activate_kept_gradient(kind_number(kind), *arrays, chunks_for(dout.size))
+    activate_kept_gradient(
+        kind_number(kind), arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], chunks_for(dout.size)
+    )
     dout, kept_gate, kept_up, dgate, dup = (array[dout.size // WIDTH * WIDTH :] for array in arrays)
     if dout.size:
         gated_activation_backward(kind, dout, _widened(kept_gate), _widened(kept_up), dgate, dup)

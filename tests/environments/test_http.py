@@ -314,6 +314,7 @@ def test_connections_are_limited(server: Worlds) -> None:
 
     use(server, body, pool_size=3)
     assert server.most <= 3
+    assert server.count("/tools") == 1, "worlds that begin at once ask once"
     assert len(server.closed) == 12
 
 

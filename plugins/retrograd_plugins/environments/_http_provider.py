@@ -40,6 +40,7 @@ class HttpProvider:
         self._url = config.base_url.rstrip("/")
         self._headers = _headers(config.headers, base_dir)
         self._client: HttpClient | None = None
+        self._connecting = anyio.Lock()
         self._places: Places | None = None
         self._routes: tuple[ToolSpec, ...] | None = None
         self._openenv: OpenEnvServer | None = None
@@ -114,6 +115,10 @@ class HttpProvider:
             await client.close()
 
     async def _connect(self) -> Places:
+        async with self._connecting:  # or each of many worlds would find its own places
+            return await self._connected()
+
+    async def _connected(self) -> Places:
         if self._client is None:
             config = self._config
             client = HttpClient(

@@ -23,7 +23,7 @@ from ._simd import WIDTH
 
 KEY_BLOCK = 64
 """Keys of a block: a multiple of every tile's width."""
-QUERY_ROWS = 96
+QUERY_ROWS = 192
 """Rows (queries times heads that share a key/value head) of a block of queries."""
 ZERO = np.float32(0.0)
 ONE = np.float32(1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -231,16 +233,32 @@ def test_sequences_that_share_a_beginning_have_the_bits_of_each_alone(
         assert np.array_equal(decoding.forward(together, few=True), alone)
 
 
+@needs_jit
+def test_a_new_cache_does_not_meet_the_arrays_of_the_last(tiny_model: Callable[..., Path]) -> None:
+    """Both together would be the peak of a run."""
+    model = make(tiny_model(architecture="llama", format="Q8_0"))
+    decoding = Decoding(model, np.float16)
+    decoding.forward([decoding.run(0)], few=True)
+    last = weakref.ref(decoding.store.cache.stored[0][0])
+    assert last() is not None
+    del decoding
+    model.new_cache("test", np.float16).reserve(2 * len(CONTEXTS) * ROOM, 0)
+    gc.collect()
+    assert last() is None
+
+
 def test_tasks_of_attention_hold_every_token_once() -> None:
     spans = np.zeros((7, at.SPAN_WORDS), np.int64)
-    spans[:, at.CONTEXT_START] = [64, 0, 64, 64, 0, 128, 64]
-    spans[:, at.CONTEXT_LENGTH] = [30, 20, 30, 30, 20, 5, 31]
-    order, tasks = _attention_tasks(spans, 3, 3)
+    spans[:, at.CONTEXT_START] = [64, 0, 64, 64, 64, 128, 64]
+    spans[:, at.CONTEXT_LENGTH] = [30, 20, 30, 30, 30, 5, 31]
+    order, tasks = _attention_tasks(spans, 4, 2, 1)
     found = [sorted(order[first : first + count].tolist()) for first, count, *_ in tasks.tolist()]
-    assert found == [[1, 4], [0, 2], [3], [6], [5]]
-    assert (tasks[:, at.TASK_HEAD_STOP] == 3).all()
-    order, tasks = _attention_tasks(spans[:2], 3, 4)
-    assert tasks.tolist() == [[token, 1, head, head + 1] for token in range(2) for head in range(3)]
+    assert found == [[1], [0, 2, 3], [4], [6], [5]]
+    assert (tasks[:, at.TASK_HEAD_STOP] == 4).all()
+    _, tasks = _attention_tasks(spans[:2], 4, 2, 4)
+    assert tasks.tolist() == [[token, 1, head, head + 2] for token in range(2) for head in (0, 2)]
+    _, tasks = _attention_tasks(spans[:2], 4, 2, 5)
+    assert tasks.tolist() == [[token, 1, head, head + 1] for token in range(2) for head in range(4)]
 
 
 @needs_jit

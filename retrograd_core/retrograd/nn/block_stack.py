@@ -48,6 +48,10 @@ class FusedBlocks:
         stack = self._current(store, batch.max_position + 1)
         return bool(self._decode(x, batch.positions, batch.shared_segments, stack))
 
+    def forget(self) -> None:
+        """Hold no cache any more: beside a larger one it would be the peak of the run."""
+        self._made_of, self._stack = [], None
+
     def _current(self, store: KeyValueStore, positions: int) -> BlockStack:
         """The operands; made anew when an array was replaced."""
         parts = [

@@ -131,6 +131,7 @@ class CausalLM:
 
     def new_cache(self, name: str, dtype: Any = None) -> KVCache:
         """A key/value cache for this model; `dtype` None is the compute dtype."""
+        self._fused.forget()
         spec = self.spec
         return KVCache(
             name=name,

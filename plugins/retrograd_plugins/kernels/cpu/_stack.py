@@ -23,7 +23,7 @@ from ._stack_tasks import run_stack, work
 LEAST_TOKENS = 16
 """Tables are made for at least this many tokens at once."""
 ENOUGH_TASKS = 2
-"""Tasks a thread that attention is split into, at least: tokens, or else heads of a token."""
+"""Tokens a thread, at least, that attention is split by tokens alone; with fewer by heads, too."""
 MOST_TOGETHER = 4
 """Tokens of a task of attention: with more, their scores leave the nearest caches."""
 WORK_SIGNATURE = types.void(types.int64, types.int64)
@@ -65,11 +65,11 @@ class StackOps:
         self._check(spans, stack)
         state = np.zeros(at.STATE_WORDS, np.int64)
         control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
-        order, tasks = _attention_tasks(spans, stack.heads, ENOUGH_TASKS * self._threads)
+        kv_heads, size = stack.blocks[0].keys.shape[1:]
+        order, tasks = _attention_tasks(spans, stack.heads, stack.heads // kv_heads, self._threads)
         longest = int((spans[:, at.CONTEXT_LENGTH] + spans[:, at.OWN_INDEX]).max()) + 1
         # Lanes are written up to 16 elements beyond the last score, and 16 more to end them.
         scores = round_up(longest + 2 * ROWS, ROWS)
-        size = stack.blocks[0].keys.shape[2]
         together = int(tasks[:, at.TASK_TOKENS].max())
         attention = 4 * (
             round_up(stack.heads * together, ROWS) + stack.heads * together * scores + ROWS * (size + 1)
@@ -127,14 +127,16 @@ def _spans(
 
 
 def _attention_tasks(
-    spans: npt.NDArray[np.int64], heads: int, wanted: int
+    spans: npt.NDArray[np.int64], heads: int, shared: int, threads: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Tokens in the order of the tasks, and a row a task as `_stack_layout` describes: tokens of one context
-    together, or, to have `wanted` tasks, single tokens and heads."""
-    tokens = len(spans)
+    together, or, where those are too few for the threads, single tokens and the `shared` heads of one head of
+    keys, which read it once; single heads where even so there are fewer tasks than threads."""
+    tokens, wanted = len(spans), ENOUGH_TASKS * threads
     if tokens < wanted:
         order = np.arange(tokens)
-        tasks = [(token, 1, head, head + 1) for token in range(tokens) for head in range(heads)]
+        step = shared if tokens * (heads // shared) >= threads else 1
+        tasks = [(token, 1, head, head + step) for token in range(tokens) for head in range(0, heads, step)]
         return order, np.array(tasks, np.int64)
     order = np.lexsort((spans[:, at.CONTEXT_LENGTH], spans[:, at.CONTEXT_START]))
     contexts = spans[order][:, [at.CONTEXT_START, at.CONTEXT_LENGTH]]

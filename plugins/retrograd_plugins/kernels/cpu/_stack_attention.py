@@ -33,6 +33,15 @@ def zero_lanes(place: Any, vectors: Any) -> None:
 
 
 @njit(**SERIAL)
+def _fetch_rows(place: Any, first: Any, count: Any, stride: Any, skipped: Any, needed: Any) -> None:
+    """Begin to load `needed` bytes of `count` rows from row `first` on, behind the `skipped` of each."""
+    start = place + stride * first + skipped
+    for row in range(start, start + stride * count, stride):
+        for line in range(row, row + needed, LANE_BYTES):
+            fetch_line(line)
+
+
+@njit(**SERIAL)
 def _score(
     phase: Any,
     row: Any,
@@ -54,16 +63,14 @@ def _score(
     heads, keys = word(phase, at.ATTEND_HEADS), word(phase, at.ATTEND_KEYS)
     narrow, shared = word(phase, at.ATTEND_NARROW), heads // kv_heads
     width = (2 if narrow else 4) * size
+    needed = ((stop - 1) // shared - first // shared + 1) * width
     last = row + count
     while row < last:
         # No key is read beyond the end of the cache.
         base = min(row, word(phase, at.ATTEND_ROWS) - ROWS)
         taken = min(base + ROWS, last) - row
-        if stop - first == heads:
-            # 16 rows are one stretch of memory, read head by head: too many streams to be foreseen.
-            start = keys + (base + ROWS) * kv_heads * width
-            for line in range(start, start + ROWS * kv_heads * width, LANE_BYTES):
-                fetch_line(line)
+        # Read head by head, rows are too many streams to be foreseen.
+        _fetch_rows(keys, base + ROWS, ROWS, kv_heads * width, first // shared * width, needed)
         h = first
         while h < stop:
             kv_head = h // shared
@@ -147,7 +154,9 @@ def _mix(
     stride = width * kv_heads
     place = word(phase, at.ATTEND_VALUES) + row * stride
     whole = count - count % KEYS_TOGETHER
+    needed = ((stop - 1) // shared - first // shared + 1) * width
     for j in range(0, count, KEYS_TOGETHER):
+        _fetch_rows(place, 2 * KEYS_TOGETHER, KEYS_TOGETHER, stride, first // shared * width, needed)
         h = first
         while h < stop:
             kv_head = h // shared

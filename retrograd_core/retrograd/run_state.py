@@ -103,7 +103,7 @@ class RunState:
                     f" learning rate was {before.lr(step):.3g} in step {step} and would have been"
                     f" {now.lr(step):.3g}, since training.lr_scheduler decays to the end of the run. A run"
                     ' with lr_scheduler = "constant" can be made longer; for this one, set its length back,'
-                    f" or start a new one with lora.init_adapter = {str(path.with_suffix('.gguf'))!r}"
+                    f" or start a new one from {path.with_suffix('.gguf')}"
                 )
 
 

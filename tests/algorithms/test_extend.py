@@ -45,7 +45,7 @@ def test_a_schedule_that_decays_has_the_length_of_its_run(rollouts: Rollouts) ->
     text = "\n".join(rollouts.train(path(5, **linear), "--resume", code=1).errors)
     assert "is of a run of 4 steps, this one has 5" in text
     assert "lr_scheduler decays to the end of the run" in text
-    assert "lora.init_adapter = " in text
+    assert "or start a new one from " in text
     # As long as nothing has decayed the rates are those of any length.
     state = rollouts / "checkpoints" / "step-000003.state"
     rollouts.train(path(5, **linear), "--resume", state)

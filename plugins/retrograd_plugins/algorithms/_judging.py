@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from retrograd.task_errors import one_error
 from retrograd_hookspecs import Judge, JudgeGroup, JudgeMember, RolloutError, RolloutGroup, Score
 
 FAILED = "judge failed"
@@ -169,20 +170,12 @@ async def judge_groups(
         if failed:
             group.dropped = f"{FAILED}: {failed[0].explanation or failed[0].kind}"
 
-    try:
+    with one_error():
         async with anyio.create_task_group() as tasks:
             for group in groups:
                 if not group.dropped:
                     tasks.start_soon(one, group)
-    except BaseExceptionGroup as error:
-        raise _first(error) from None
 
 
 def _usable(score: Score) -> bool:
     return score.kind == "value" and bool(np.isfinite(score.value))
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

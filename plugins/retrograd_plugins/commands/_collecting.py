@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -215,10 +215,9 @@ def roll_out(
         except StopRequestedError:
             collected.interrupted = True
         except BaseException as error:
-            first = _first(error)
-            if not isinstance(first, RetrogradError) or not ended:
-                raise first from None
-            collected.failure = first
+            if not isinstance(error, RetrogradError) or not ended:
+                raise
+            collected.failure = error
         for number, scenario in enumerate(scenarios):
             numbers = range(number * k, number * k + k)
             if all(index in ended for index in numbers):
@@ -269,9 +268,3 @@ def _refuse(findings: Sequence[AuditFinding]) -> None:
     errors = [finding for finding in findings if finding.level == "error"]
     if errors:
         raise DataError(Problem(where=finding.check, message=finding.message) for finding in errors)
-
-
-def _first(error: BaseException) -> Any:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -7,12 +7,13 @@ connection does not end a command: everything in the container is killed by anot
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from retrograd.task_errors import one_error
 from retrograd_hookspecs import ExecResult, RolloutError
 
 from ._commands import KILLED, Capture
@@ -197,25 +198,13 @@ async def _exchange(engine: Engine, stream: ExecStream, frames: _Frames, stdin: 
     """Send input, and read output until the command has ended."""
     import anyio
 
-    with _one_error():
+    with one_error():
         async with anyio.create_task_group() as tasks:
             if stdin:
                 tasks.start_soon(_send, stream, stdin)
             tasks.start_soon(_watch, engine, stream, frames, tasks.cancel_scope)
             await _receive(stream, frames)
             tasks.cancel_scope.cancel()  # the command may have ended without reading all of its input
-
-
-@contextmanager
-def _one_error() -> Iterator[None]:
-    """The first error of a task group, which wraps even a single one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
 
 
 async def _watch(engine: Engine, stream: ExecStream, frames: _Frames, scope: anyio.CancelScope) -> None:

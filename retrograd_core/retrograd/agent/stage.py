@@ -16,6 +16,7 @@ import anyio
 import attrs
 
 from retrograd.engine.policy import Policy
+from retrograd.task_errors import one_error
 from retrograd_hookspecs import AuditFinding, ConfigError, EnvironmentProvider, RolloutError, Scenario
 
 from .play import Played, Player
@@ -175,10 +176,8 @@ class Stage:
             portal.call(_cancel, scopes)
             concurrent.futures.wait([future])  # worlds are closed before the next thing happens
             raise
-        try:
+        with one_error():
             return future.result()
-        except BaseExceptionGroup as group:
-            raise _first(group) from None
 
     async def _play(
         self,
@@ -246,12 +245,6 @@ class Stage:
 async def _cancel(scopes: Sequence[anyio.CancelScope]) -> None:
     for scope in scopes:
         scope.cancel()
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def agent_metrics(

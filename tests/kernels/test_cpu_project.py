@@ -34,6 +34,7 @@ CASES = {
     "mixed blocks, one without an adapter": (("Q4_K", "Q6_K", "F32"), (100, 33, 7), 512, 37, 5),
     "no size fits a tile": (("F16",), (45,), 77, 3, 130),
     "deeper than a panel": (("Q4_1",), (48,), 2560, 130, 33),
+    "ranks across a sub-panel": (("Q4_1", "Q4_0", "Q4_1"), (64, 32, 40), 64, 45, 20),
     "many rows": (("Q5_0",), (2600,), 64, 67, 16),
     "one token": (("Q5_0",), (40,), 32, 1, 1),
 }

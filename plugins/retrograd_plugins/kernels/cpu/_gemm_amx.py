@@ -29,7 +29,7 @@ from retrograd_hookspecs import KernelError
 from ._gemm_kernels import MULTIPLY_SIGNATURE, PACK_SIGNATURE, Product, Variant, compiled
 from ._rows_kinds import TILE_BYTES, TILE_PAIR
 from ._simd_features import usable_variants
-from ._simd_memory import peek, poke
+from ._simd_memory import PREFETCHED, peek, poke, prefetch_for_writing
 from ._simd_tiles import (
     convert_bfloats,
     pack_tile_from_columns,
@@ -183,50 +183,66 @@ def _make_multiply(halves: int) -> Callable[..., None]:
         depth: Any,
         accumulate: Any,
         spare: Any,
+        more_a: Any,
+        more_a_stride: Any,
+        more_b: Any,
+        more_b_stride: Any,
+        more_depth: Any,
     ) -> None:
-        steps = (depth + WIDTH - 1) // WIDTH
-        row = 4 * a_stride
-        group = GROUP * row
+        steps, more_steps = (depth + WIDTH - 1) // WIDTH, (more_depth + WIDTH - 1) // WIDTH
+        row, more_row = 4 * a_stride, 4 * more_a_stride
+        group, more_group = GROUP * row, GROUP * more_row
         tiles_configure()
         for t in range(0, tokens, WIDTH):
             height = min(WIDTH, tokens - t)
+            tall = height > GROUP
+            left, more_left = a + t * row, more_a + t * more_row
             for n in range(0, columns, WIDTH):
                 width = min(WIDTH, columns - n)
+                wide = width > GROUP
                 whole = height == WIDTH and width == WIDTH
                 place = c + 4 * (t * c_stride + n)
+                if whole and t + 2 * WIDTH <= tokens:
+                    # Storing a tile to lines in no cache would wait for each of them.
+                    coming = place + 4 * WIDTH * c_stride
+                    for i in range(0, WIDTH, PREFETCHED):
+                        prefetch_for_writing(coming + 4 * i * c_stride, 4 * c_stride)
+                        prefetch_for_writing(coming + 4 * i * c_stride + LINE, 4 * c_stride)
                 target = place if whole else spare
                 stride = 4 * c_stride if whole else 4 * WIDTH
+                lower = target + GROUP * stride
                 if not whole and accumulate:
                     for i in range(height):
                         for j in range(width):
                             poke(spare + 4 * (i * WIDTH + j), peek(place + 4 * (i * c_stride + j)))
-                left = a + t * row
-                right = b + 4 * (n // WIDTH) * b_stride
                 if accumulate:
                     tile_load(0, target, stride)
-                    tile_load(1, target + LINE, stride)
+                    if wide:
+                        tile_load(1, target + LINE, stride)
+                    if tall:
+                        tile_load(2, lower, stride)
+                        if wide:
+                            tile_load(3, lower + LINE, stride)
                 else:
                     tile_zero(0)
                     tile_zero(1)
-                if height > 16:
-                    if accumulate:
-                        tile_load(2, target + 16 * stride, stride)
-                        tile_load(3, target + 16 * stride + LINE, stride)
-                    else:
-                        tile_zero(2)
-                        tile_zero(3)
-                    if halves == 2:
-                        _split_square(left, group, right, steps)
-                    else:
-                        _square(left, group, right, steps)
-                    tile_store(2, target + 16 * stride, stride)
-                    tile_store(3, target + 16 * stride + LINE, stride)
-                elif halves == 2:
-                    _split_strip(left, right, steps)
+                    tile_zero(2)
+                    tile_zero(3)
+                right = b + 4 * (n // WIDTH) * b_stride
+                more_right = more_b + 4 * (n // WIDTH) * more_b_stride
+                if halves == 2:
+                    _split_sums(left, group, right, steps, tall, wide)
+                    _split_sums(more_left, more_group, more_right, more_steps, tall, wide)
                 else:
-                    _strip(left, right, steps)
+                    _sums(left, group, right, steps, tall, wide)
+                    _sums(more_left, more_group, more_right, more_steps, tall, wide)
                 tile_store(0, target, stride)
-                tile_store(1, target + LINE, stride)
+                if wide:
+                    tile_store(1, target + LINE, stride)
+                if tall:
+                    tile_store(2, lower, stride)
+                    if wide:
+                        tile_store(3, lower + LINE, stride)
                 if not whole:
                     for i in range(height):
                         for j in range(width):
@@ -236,81 +252,62 @@ def _make_multiply(halves: int) -> Callable[..., None]:
     return multiply
 
 
-# Sums over the steps: 32 tokens by 32 columns in registers 0 to 3, or 16 by 32 in 0 and 1.
+# Sums over the steps: 32 tokens (16 unless `tall`) by 32 columns (16 unless `wide`), in registers 0 to 3.
 
 
 @njit(**INLINE)
-def _square(left: Any, group: Any, right: Any, steps: Any) -> None:
+def _sums(left: Any, group: Any, right: Any, steps: Any, tall: Any, wide: Any) -> None:
     lower = left + group
     for _ in range(steps):
         tile_load(4, left, LINE)
         tile_load(6, right, LINE)
         tile_multiply(0, 4, 6)
-        tile_load(7, right + TILE_BYTES, LINE)
-        tile_multiply(1, 4, 7)
-        tile_load(5, lower, LINE)
-        tile_multiply(2, 5, 6)
-        tile_multiply(3, 5, 7)
+        if wide:
+            tile_load(7, right + TILE_BYTES, LINE)
+            tile_multiply(1, 4, 7)
+        if tall:
+            tile_load(5, lower, LINE)
+            tile_multiply(2, 5, 6)
+            if wide:
+                tile_multiply(3, 5, 7)
         left += TILE_BYTES
         lower += TILE_BYTES
         right += 2 * TILE_BYTES
 
 
 @njit(**INLINE)
-def _strip(left: Any, right: Any, steps: Any) -> None:
-    for _ in range(steps):
-        tile_load(4, left, LINE)
-        tile_load(6, right, LINE)
-        tile_multiply(0, 4, 6)
-        tile_load(7, right + TILE_BYTES, LINE)
-        tile_multiply(1, 4, 7)
-        left += TILE_BYTES
-        right += 2 * TILE_BYTES
-
-
-@njit(**INLINE)
-def _split_square(left: Any, group: Any, right: Any, steps: Any) -> None:
+def _split_sums(left: Any, group: Any, right: Any, steps: Any, tall: Any, wide: Any) -> None:
     lower = left + group
     for _ in range(steps):
         tile_load(6, left + TILE_BYTES, LINE)
         tile_load(4, right, LINE)
         tile_multiply(0, 6, 4)
-        tile_load(5, right + TILE_PAIR, LINE)
-        tile_multiply(1, 6, 5)
-        tile_load(7, lower + TILE_BYTES, LINE)
-        tile_multiply(2, 7, 4)
-        tile_multiply(3, 7, 5)
+        if wide:
+            tile_load(5, right + TILE_PAIR, LINE)
+            tile_multiply(1, 6, 5)
+        if tall:
+            tile_load(7, lower + TILE_BYTES, LINE)
+            tile_multiply(2, 7, 4)
+            if wide:
+                tile_multiply(3, 7, 5)
         tile_load(6, left, LINE)
         tile_multiply(0, 6, 4)
-        tile_multiply(1, 6, 5)
-        tile_load(7, lower, LINE)
-        tile_multiply(2, 7, 4)
-        tile_multiply(3, 7, 5)
+        if wide:
+            tile_multiply(1, 6, 5)
+        if tall:
+            tile_load(7, lower, LINE)
+            tile_multiply(2, 7, 4)
+            if wide:
+                tile_multiply(3, 7, 5)
         tile_load(4, right + TILE_BYTES, LINE)
         tile_multiply(0, 6, 4)
-        tile_multiply(2, 7, 4)
-        tile_load(5, right + TILE_PAIR + TILE_BYTES, LINE)
-        tile_multiply(1, 6, 5)
-        tile_multiply(3, 7, 5)
+        if tall:
+            tile_multiply(2, 7, 4)
+        if wide:
+            tile_load(5, right + TILE_PAIR + TILE_BYTES, LINE)
+            tile_multiply(1, 6, 5)
+            if tall:
+                tile_multiply(3, 7, 5)
         left += TILE_PAIR
         lower += TILE_PAIR
-        right += 2 * TILE_PAIR
-
-
-@njit(**INLINE)
-def _split_strip(left: Any, right: Any, steps: Any) -> None:
-    for _ in range(steps):
-        tile_load(6, left + TILE_BYTES, LINE)
-        tile_load(4, right, LINE)
-        tile_multiply(0, 6, 4)
-        tile_load(5, right + TILE_PAIR, LINE)
-        tile_multiply(1, 6, 5)
-        tile_load(7, left, LINE)
-        tile_multiply(0, 7, 4)
-        tile_multiply(1, 7, 5)
-        tile_load(4, right + TILE_BYTES, LINE)
-        tile_multiply(0, 7, 4)
-        tile_load(5, right + TILE_PAIR + TILE_BYTES, LINE)
-        tile_multiply(1, 7, 5)
-        left += TILE_PAIR
         right += 2 * TILE_PAIR

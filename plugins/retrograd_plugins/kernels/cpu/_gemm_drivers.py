@@ -202,6 +202,11 @@ def multiply_parallel(
                     k_count,
                     1 if k0 > 0 else 0,
                     address(scratch, base + spare_offset),
+                    address(a, 0),
+                    0,
+                    address(a, 0),
+                    0,
+                    0,
                 )
             task = take_ticket(counter)
 
@@ -262,6 +267,11 @@ def multiply_gradient_parallel(
                     n_count,
                     1 if accumulate or n0 > first else 0,
                     address(scratch, base + spare_offset),
+                    address(a, 0),
+                    0,
+                    address(a, 0),
+                    0,
+                    0,
                 )
             task = take_ticket(counter)
 

@@ -113,12 +113,15 @@ def _make_multiply(rows: int, few: int, lanes: int) -> Callable[..., None]:
         depth: Any,
         accumulate: Any,
         spare: Any,
+        more_a: Any,
+        more_a_stride: Any,
+        more_b: Any,
+        more_b_stride: Any,
+        more_depth: Any,
     ) -> None:
         for t in range(0, tokens, rows):
             height = min(rows, tokens - t)
-            left = a + 4 * t * a_stride
             for n in range(0, columns, width):
-                right = b + 4 * (n // width) * b_stride
                 place = c + 4 * (t * c_stride + n)
                 whole = columns - n >= width
                 target = place if whole else spare
@@ -127,38 +130,23 @@ def _make_multiply(rows: int, few: int, lanes: int) -> Callable[..., None]:
                     for i in range(height):
                         for j in range(columns - n):
                             poke(spare + i * stride + 4 * j, peek(place + 4 * (i * c_stride + j)))
-                done = 0
-                if height == rows:
-                    float_tile(rows, vectors, lanes, rows, left, right, target, stride, depth, accumulate)
-                    done = rows
-                while height - done >= few:
-                    float_tile(
-                        few,
-                        vectors,
-                        lanes,
-                        rows,
-                        left + 4 * done,
-                        right,
-                        target + done * stride,
-                        stride,
-                        depth,
-                        accumulate,
-                    )
-                    done += few
-                while done < height:
-                    float_tile(
-                        1,
-                        vectors,
-                        lanes,
-                        rows,
-                        left + 4 * done,
-                        right,
-                        target + done * stride,
-                        stride,
-                        depth,
-                        accumulate,
-                    )
-                    done += 1
+                left, right = a + 4 * t * a_stride, b + 4 * (n // width) * b_stride
+                steps, add = depth, accumulate
+                for _ in range(2 if more_depth else 1):
+                    done = 0
+                    if height == rows:
+                        float_tile(rows, vectors, lanes, rows, left, right, target, stride, steps, add)
+                        done = rows
+                    while height - done >= few:
+                        source, result = left + 4 * done, target + done * stride
+                        float_tile(few, vectors, lanes, rows, source, right, result, stride, steps, add)
+                        done += few
+                    while done < height:
+                        source, result = left + 4 * done, target + done * stride
+                        float_tile(1, vectors, lanes, rows, source, right, result, stride, steps, add)
+                        done += 1
+                    left, right = more_a + 4 * t * more_a_stride, more_b + 4 * (n // width) * more_b_stride
+                    steps, add = more_depth, 1
                 if not whole:
                     for i in range(height):
                         for j in range(columns - n):

@@ -7,9 +7,11 @@ functions take addresses and int64 (strides in float32 elements):
     convert(x, x_stride, tokens, count, a, a_stride)            tokens <= token_block
     pack(source, stride, columns, count, b, b_stride)           forward: source row j is column j of B
     pack(source, stride, count, columns, b, b_stride)           gradient: source row i is row i of B
-    multiply(a, a_stride, b, b_stride, c, c_stride, tokens, columns, depth, accumulate, spare)
+    multiply(a, a_stride, b, b_stride, c, c_stride, tokens, columns, depth, accumulate, spare,
+             more_a, more_a_stride, more_b, more_b_stride, more_depth)
 
-The forward `pack` serves one sub-panel, that of gradients all of a panel, sub-panel s from b + s·b_stride.
+`multiply` continues its sums with `more_depth` steps of a second pair of operands, which may be none. The
+forward `pack` serves one sub-panel, that of gradients all of a panel, sub-panel s from b + s·b_stride.
 Packing fills up to whole vectors or tiles with zeros, in the source too. `spare` is room for one tile of C
 at the edge.
 """
@@ -29,7 +31,7 @@ from ._simd_features import jit_disabled
 Floats = npt.NDArray[np.float32]
 
 PACK_SIGNATURE = types.void(*[types.int64] * 6)
-MULTIPLY_SIGNATURE = types.void(*[types.int64] * 11)
+MULTIPLY_SIGNATURE = types.void(*[types.int64] * 16)
 
 
 @attrs.frozen(kw_only=True)
@@ -157,6 +159,11 @@ def _multiply(
     depth: int,
     accumulate: int,
     spare: Floats,
+    more_a: Floats,
+    more_a_stride: int,
+    more_b: Floats,
+    more_b_stride: int,
+    more_depth: int,
 ) -> None:
     result = _strided(c, tokens, columns, c_stride)
     if not accumulate:
@@ -169,3 +176,6 @@ def _multiply(
             part = block[:, column : column + PYTHON_WIDTH]
             for step in range(depth):
                 part += left[step, :, None] * right[step, : part.shape[1]]
+    if more_depth:
+        more = (more_a, more_a_stride, more_b, more_b_stride)
+        _multiply(*more, c, c_stride, tokens, columns, more_depth, 1, spare, *more, 0)

@@ -40,6 +40,7 @@ from ._project_parts import (
     convert_blocks,
     convert_turned,
     job_of,
+    pack_factors,
     pack_floats_as_columns,
     pack_floats_as_rows,
     scale_floats,
@@ -57,23 +58,14 @@ def project_parallel(
     token_block, block, panel, chunk, depth = plan[5], plan[6], plan[7], plan[8], plan[9]
     threads, x, sub_stride, scratch, thread_bytes = plan[10], plan[11], plan[13], plan[16], plan[17]
     panel_at, spare_at, piece, a, a_stride = plan[18], plan[19], plan[21], plan[22], plan[23]
+    low_at, low_sub, ranks, factors, factors_stride = plan[24], plan[25], plan[26], plan[27], plan[28]
     total = 0
     for j in range(jobs.shape[0]):
         total += jobs[j, TASKS]
-        if jobs[j, RANK]:
-            pack_floats_as_columns(
-                copy,
-                pack,
-                jobs[j, A],
-                jobs[j, RANK],
-                columns,
-                width,
-                per_float,
-                jobs[j, PACKED],
-                jobs[j, PACKED_STRIDE],
-                scratch,
-                piece,
-            )
+    if ranks:
+        pack_factors(
+            copy, pack, jobs, ranks, columns, width, per_float, factors, factors_stride, scratch, piece
+        )
     counter[0] = 0
     for thread in prange(threads):
         spare = scratch + thread * thread_bytes
@@ -82,30 +74,42 @@ def project_parallel(
             count = min(block, tokens - t)
             left = a + 4 * t * a_stride
             convert_blocks(convert, x + 4 * t * columns, columns, count, columns, left, a_stride, token_block)
-            for j in range(jobs.shape[0]):
-                rank = jobs[j, RANK]
-                if rank:
-                    hidden = jobs[j, HIDDEN] + 4 * t * rank
-                    edge = spare + spare_at
-                    call(
-                        multiply,
-                        left,
-                        a_stride,
-                        jobs[j, PACKED],
-                        jobs[j, PACKED_STRIDE],
-                        hidden,
-                        rank,
-                        count,
-                        rank,
-                        columns,
-                        0,
-                        edge,
-                    )
-                    scaled = spare + panel_at
-                    scale_floats(hidden, scaled, count * rank, scales[j])
-                    low, low_stride = jobs[j, LOW], jobs[j, LOW_STRIDE]
-                    target = low + 4 * t * low_stride
-                    convert_blocks(convert, scaled, rank, count, rank, target, low_stride, token_block)
+            if ranks:
+                # The rows of all a are the columns of one product.
+                found, scaled = spare + panel_at, spare + panel_at + 4 * block * ranks
+                edge = spare + spare_at
+                call(
+                    multiply,
+                    left,
+                    a_stride,
+                    factors,
+                    factors_stride,
+                    found,
+                    ranks,
+                    count,
+                    ranks,
+                    columns,
+                    0,
+                    edge,
+                    0,
+                    0,
+                    0,
+                    0,
+                    0,
+                )
+                for j in range(jobs.shape[0]):
+                    rank = jobs[j, RANK]
+                    if rank:
+                        hidden = jobs[j, HIDDEN] + 4 * t * rank
+                        for i in range(count):
+                            for r in range(rank):
+                                value = peek(found + 4 * (i * ranks + r))
+                                poke(hidden + 4 * (i * rank + r), value)
+                                poke(scaled + 4 * (i * rank + r), scales[j] * value)
+                        low, low_stride = jobs[j, LOW], jobs[j, LOW_STRIDE]
+                        target = low + 4 * t * low_stride
+                        convert_blocks(convert, scaled, rank, count, rank, target, low_stride, token_block)
+                        found += 4 * rank
             t = take_ticket(counter) * block
     counter[0] = 0
     for thread in prange(threads):
@@ -119,6 +123,14 @@ def project_parallel(
             n0, t0 = number % panels * panel, number // panels * chunk
             n_count, t_count = min(panel, rows - n0), min(chunk, tokens - t0)
             out = jobs[j, OUT] + 4 * (t0 * rows + n0)
+            low, low_stride, low_packed = 0, 0, 0
+            if rank:
+                low, low_stride, low_packed = jobs[j, LOW], jobs[j, LOW_STRIDE], spare + low_at
+                low += 4 * t0 * low_stride
+                source = jobs[j, B] + 4 * n0 * rank
+                pack_floats_as_columns(
+                    copy, pack, source, n_count, rank, width, per_float, low_packed, low_sub, spare, piece
+                )
             if jobs[j, DATA]:
                 for k0 in range(0, columns, depth):
                     k_count = min(depth, columns - k0)
@@ -136,18 +148,19 @@ def project_parallel(
                         k_count,
                         1 if k0 > 0 else 0,
                         edge,
+                        low,
+                        low_stride,
+                        low_packed,
+                        low_sub,
+                        rank if k0 + depth >= columns else 0,
                     )
-            if rank:
-                source = jobs[j, B] + 4 * n0 * rank
-                pack_floats_as_columns(
-                    copy, pack, source, n_count, rank, width, per_float, packed, sub_stride, spare, piece
-                )
+            else:
                 call(
                     multiply,
-                    jobs[j, LOW] + 4 * t0 * jobs[j, LOW_STRIDE],
-                    jobs[j, LOW_STRIDE],
-                    packed,
-                    sub_stride,
+                    low,
+                    low_stride,
+                    low_packed,
+                    low_sub,
                     out,
                     rows,
                     t_count,
@@ -155,6 +168,11 @@ def project_parallel(
                     rank,
                     1,
                     edge,
+                    0,
+                    0,
+                    0,
+                    0,
+                    0,
                 )
             task = take_ticket(counter)
 
@@ -168,7 +186,7 @@ def project_backward_parallel(
     token_block, block, panel, chunk, depth = plan[5], plan[6], plan[7], plan[8], plan[9]
     threads, x, dx, sub_stride, accumulate = plan[10], plan[11], plan[12], plan[13], plan[14]
     turned_stride, scratch, thread_bytes = plan[15], plan[16], plan[17]
-    panel_at, spare_at, result_at = plan[18], plan[19], plan[20]
+    panel_at, spare_at, result_at, low_at, low_sub = plan[18], plan[19], plan[20], plan[24], plan[25]
     panels = (columns + panel - 1) // panel
     dx_tasks = panels * ((tokens + chunk - 1) // chunk)
     adapted = 0
@@ -217,6 +235,11 @@ def project_backward_parallel(
                         rows,
                         0,
                         edge,
+                        0,
+                        0,
+                        0,
+                        0,
+                        0,
                     )
                     scale_floats(hidden, hidden, count * rank, scales[j])
                     low, low_stride = jobs[j, LOW], jobs[j, LOW_STRIDE]
@@ -261,9 +284,27 @@ def project_backward_parallel(
                 out = dx + 4 * (t0 * columns + k0)
                 add = accumulate
                 for j in range(jobs.shape[0]):
-                    stride = jobs[j, LEFT_STRIDE]
-                    for n0 in range(0, jobs[j, JOB_ROWS], depth):
-                        n_count = min(depth, jobs[j, JOB_ROWS] - n0)
+                    stride, rank, job_rows = jobs[j, LEFT_STRIDE], jobs[j, RANK], jobs[j, JOB_ROWS]
+                    low, low_stride, low_packed = 0, 0, 0
+                    if rank:
+                        low, low_stride, low_packed = jobs[j, LOW], jobs[j, LOW_STRIDE], spare + low_at
+                        low += 4 * t0 * low_stride
+                        source = jobs[j, A] + 4 * k0
+                        pack_floats_as_rows(
+                            copy,
+                            pack,
+                            source,
+                            columns,
+                            rank,
+                            k_count,
+                            width,
+                            per_float,
+                            low_packed,
+                            low_sub,
+                            spare,
+                        )
+                    for n0 in range(0, job_rows, depth):
+                        n_count = min(depth, job_rows - n0)
                         place = (
                             jobs[j, DATA]
                             + n0 * jobs[j, ROW_BYTES]
@@ -290,39 +331,13 @@ def project_backward_parallel(
                             n_count,
                             add,
                             edge,
+                            low,
+                            low_stride,
+                            low_packed,
+                            low_sub,
+                            rank if n0 + depth >= job_rows else 0,
                         )
                         add = 1
-                    rank = jobs[j, RANK]
-                    if rank:
-                        source = jobs[j, A] + 4 * k0
-                        pack_floats_as_rows(
-                            copy,
-                            pack,
-                            source,
-                            columns,
-                            rank,
-                            k_count,
-                            width,
-                            per_float,
-                            packed,
-                            sub_stride,
-                            spare,
-                        )
-                        left = jobs[j, LOW] + 4 * t0 * jobs[j, LOW_STRIDE]
-                        call(
-                            multiply,
-                            left,
-                            jobs[j, LOW_STRIDE],
-                            packed,
-                            sub_stride,
-                            out,
-                            columns,
-                            t_count,
-                            k_count,
-                            rank,
-                            1,
-                            edge,
-                        )
             elif task < dx_tasks + adapted * panels:
                 k0 = (task - dx_tasks) * panel
                 k_count = min(panel, columns - k0)
@@ -358,6 +373,11 @@ def project_backward_parallel(
                                 t_count,
                                 1,
                                 edge,
+                                0,
+                                0,
+                                0,
+                                0,
+                                0,
                             )
             else:
                 j, number = job_of(jobs, task - dx_tasks - adapted * panels)
@@ -393,6 +413,11 @@ def project_backward_parallel(
                         t_count,
                         1 if t0 > 0 else 0,
                         edge,
+                        0,
+                        0,
+                        0,
+                        0,
+                        0,
                     )
                 for n in range(n_count):
                     place = jobs[j, DB] + 4 * (n0 + n) * rank

@@ -56,6 +56,15 @@ class Sizes:
     a: int = 0
     """Converted x."""
     a_stride: int = 0
+    low_at: int = 0
+    """The packed part of b (backward a) that continues a panel."""
+    low_sub: int = 0
+    """Between its sub-panels."""
+    ranks: int = 0
+    """Forward the sum of all ranks."""
+    factors: int = 0
+    """Forward the packed rows of all a."""
+    factors_stride: int = 0
 
 
 @attrs.define(kw_only=True)
@@ -79,7 +88,7 @@ class Job:
     a: int = 0
     b: int = 0
     packed: int = 0
-    """Room for the packed a (forward) or b (backward)."""
+    """Backward, room for the packed b."""
     packed_stride: int = 0
     hidden: int = 0
     left: int = 0
@@ -114,11 +123,13 @@ class Operand:
 class Layout:
     """The arrays of sizes and jobs of one shape, with all but the addresses of a call's arrays filled in."""
 
-    def __init__(self, sizes: Sizes, jobs: Sequence[Job], arena: Arena, thread: Arena, a_at: int) -> None:
+    def __init__(
+        self, sizes: Sizes, jobs: Sequence[Job], arena: Arena, thread: Arena, a_at: int, factors_at: int
+    ) -> None:
         self.sizes = np.array(_SIZES(sizes), np.int64)
         self.jobs = np.array([_JOB(job) for job in jobs], np.int64)
         self._floats, self._thread_floats = arena.floats, thread.floats * sizes.threads
-        self._a_at = a_at
+        self._a_at, self._factors_at = a_at, factors_at
         self._offsets = self.jobs[:, PLACES]
         self._base = 0
 
@@ -130,6 +141,7 @@ class Layout:
         if base != self._base:
             self._base = base
             self.sizes[SIZE_OF["a"]] = base + self._a_at
+            self.sizes[SIZE_OF["factors"]] = base + self._factors_at
             self.jobs[:, PLACES] = base + self._offsets
 
 
@@ -160,23 +172,24 @@ def forward_layout(
         threads=threads,
         decoding=product.decoding,
     )
-    sizes = _sizes(variant, product, operands, tokens, columns, panel, chunk, threads)
+    sizes = _sizes(variant, product, operands, tokens, columns, panel, chunk, threads, columns)
     arena = Arena()
     padded = round_up(tokens, sizes.token_block)
     a_at = arena.take(padded * sizes.a_stride)
+    sizes.ranks = sum(one.rank for one in operands)
+    sizes.factors_stride = round_up(columns, STEP) * variant.width // product.weights_per_float
+    factors_at = arena.take(-(-sizes.ranks // variant.width) * sizes.factors_stride)
     jobs = []
     for one in operands:
         job = _job(one, columns)
         job.tasks = -(-one.rows // panel) * -(-tokens // chunk)
         if one.rank:
-            job.packed_stride = round_up(columns, STEP) * variant.width // product.weights_per_float
-            job.packed = arena.take(-(-one.rank // variant.width) * job.packed_stride)
             job.low_stride = product.activation_stride(one.rank)
             job.low = arena.take(padded * job.low_stride)
         elif few:
             job.tasks = 0
         jobs.append(job)
-    return _layout(sizes, jobs, arena, variant.width * DECODED, a_at)
+    return _layout(sizes, jobs, arena, variant.width * DECODED, a_at, factors_at)
 
 
 def backward_layout(
@@ -194,7 +207,8 @@ def backward_layout(
         threads=threads,
         decoding=product.decoding,
     )
-    sizes = _sizes(variant, product, operands, tokens, columns, panel, chunk, threads)
+    deepest = max(tokens, *(one.rows for one in operands))
+    sizes = _sizes(variant, product, operands, tokens, columns, panel, chunk, threads, deepest)
     sizes.turned_stride = product.activation_stride(tokens)
     arena = Arena()
     padded = round_up(tokens, sizes.token_block)
@@ -225,8 +239,11 @@ def _sizes(
     panel: int,
     chunk: int,
     threads: int,
+    deepest: int,
 ) -> Sizes:
-    deepest = max(product.depth, *(round_up(one.rank, STEP) for one in operands), STEP)
+    """`deepest` is the longest sum: sub-panels follow each other closely, so that they spread over the sets
+    of the second cache."""
+    ranks = max(one.rank for one in operands)
     return Sizes(
         tokens=tokens,
         columns=columns,
@@ -239,7 +256,8 @@ def _sizes(
         chunk=chunk,
         depth=product.depth,
         threads=threads,
-        sub_stride=deepest * variant.width // product.weights_per_float,
+        sub_stride=min(product.depth, round_up(deepest, STEP)) * variant.width // product.weights_per_float,
+        low_sub=round_up(ranks, STEP) * variant.width // product.weights_per_float,
         a_stride=product.activation_stride(columns),
     )
 
@@ -258,12 +276,17 @@ def _job(one: Operand, columns: int) -> Job:
     )
 
 
-def _layout(sizes: Sizes, jobs: Sequence[Job], arena: Arena, decoded: int, a_at: int = 0) -> Layout:
+def _layout(
+    sizes: Sizes, jobs: Sequence[Job], arena: Arena, decoded: int, a_at: int = 0, factors_at: int = 0
+) -> Layout:
     rank = max(job.rank for job in jobs)
+    sub_panels = -(-sizes.panel // sizes.width)
     thread = Arena()
     thread.take(decoded)
-    sizes.panel_at = thread.take(max(-(-sizes.panel // sizes.width) * sizes.sub_stride, sizes.block * rank))
+    # The room of the panel serves the first region too: hidden of a block, of all jobs and scaled of one.
+    sizes.panel_at = thread.take(max(sub_panels * sizes.sub_stride, sizes.block * (sizes.ranks + rank)))
     sizes.spare_at = thread.take(sizes.token_block * sizes.width)
     sizes.result_at = thread.take(rank * sizes.panel)
+    sizes.low_at = thread.take(sub_panels * sizes.low_sub)
     sizes.thread_bytes = 4 * thread.floats
-    return Layout(sizes, jobs, arena, thread, a_at)
+    return Layout(sizes, jobs, arena, thread, a_at, factors_at)

@@ -102,6 +102,37 @@ def pack_floats_as_columns(
 
 
 @njit(nogil=True, cache=True)
+def pack_factors(
+    copy: Any,
+    pack: Any,
+    jobs: Any,
+    ranks: Any,
+    columns: Any,
+    width: Any,
+    per_float: Any,
+    target: Any,
+    sub_stride: Any,
+    spare: Any,
+    piece: Any,
+) -> None:
+    """Pack the rows of all a, `ranks` together, as the columns of one right operand."""
+    for first in range(0, ranks, width):
+        last = min(ranks, first + width)
+        for p in range(0, columns, piece):
+            steps = min(piece, columns - p)
+            row = 0
+            for j in range(jobs.shape[0]):
+                start, stop = max(first, row), min(last, row + jobs[j, RANK])
+                if start < stop:
+                    source = jobs[j, A] + 4 * ((start - row) * columns + p)
+                    place = spare + 4 * (start - first) * piece
+                    call(copy, source, 4 * columns, stop - start, steps, place, piece)
+                row += jobs[j, RANK]
+            place = target + 4 * (first // width * sub_stride + p * width // per_float)
+            call(pack, spare, piece, last - first, steps, place, sub_stride)
+
+
+@njit(nogil=True, cache=True)
 def pack_floats_as_rows(
     copy: Any,
     pack: Any,

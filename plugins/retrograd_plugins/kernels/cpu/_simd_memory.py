@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from ._simd import F32, I64, compiled_form
+from ._simd import F32, I8, I32, I64, compiled_form, function
 
 
 def _address(array: Any, index: Any) -> Any:
@@ -90,3 +90,25 @@ def _write_f32(place: Any, value: Any) -> Any:
 def poke(place: Any, value: Any) -> None:
     """Store a float32 at an address; in Python in the first element of the view."""
     place[0] = value
+
+
+PREFETCHED = 8
+"""Lines of a `prefetch_for_writing`."""
+
+
+def _prefetch(place: Any, stride: Any) -> Any:
+    def emit(builder: Any, start: Any, step: Any) -> None:
+        pointer = I8.as_pointer()
+        name = "llvm.prefetch.p0" if str(pointer) == "ptr" else "llvm.prefetch.p0i8"
+        fetch = function(builder, name, ir.VoidType(), [pointer, I32, I32, I32])
+        hints = [ir.Constant(I32, number) for number in (1, 2, 1)]
+        for line in range(PREFETCHED):
+            at = builder.add(start, builder.mul(step, ir.Constant(I64, line)))
+            builder.call(fetch, [builder.inttoptr(at, pointer), *hints])
+
+    return types.void, (types.int64, types.int64), emit
+
+
+@compiled_form(_prefetch)
+def prefetch_for_writing(place: Any, stride: Any) -> None:
+    """Begin to own, in the second cache, the lines at `PREFETCHED` places `stride` bytes apart."""

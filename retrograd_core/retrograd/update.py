@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from retrograd_hookspecs import KernelTable, Optimizer, Parameter, Schedule, Trainable, UpdateStats
 
+from .parameter_runs import ParameterRuns
+
 
 class Updater:
     """The `UpdateRule` of a run.
@@ -30,25 +32,27 @@ class Updater:
         self._max_grad_norm = max_grad_norm
         self._sum_squares = kernels.get("sum_squares")
         self._scale = kernels.get("scale")
+        self._runs = ParameterRuns()
 
     def __call__(self, step: int) -> UpdateStats:
         """Apply and clear the accumulated gradients as update `step` (from 1)."""
         parameters: Sequence[Parameter] = self._trainable.parameters
         lr = self._schedule.lr(step)
-        norm = math.sqrt(sum(float(self._sum_squares(p.grad.reshape(-1))) for p in parameters))
+        runs = self._runs.of(parameters)
+        norm = math.sqrt(sum(float(self._sum_squares(run.grad)) for run in runs))
         if not math.isfinite(norm):
             self._clear()
             return UpdateStats(lr=lr, grad_norm=norm, skipped=True)
         clipped = norm > self._max_grad_norm > 0
         if clipped:
             factor = self._max_grad_norm / norm
-            for parameter in parameters:
-                self._scale(factor, parameter.grad)
+            for run in runs:
+                self._scale(factor, run.grad)
         self._optimizer.step(parameters, lr, step)
         self._clear()
         self._trainable.refresh()
         return UpdateStats(lr=lr, grad_norm=norm, clipped=clipped)
 
     def _clear(self) -> None:
-        for parameter in self._trainable.parameters:
-            parameter.grad[...] = 0
+        for run in self._runs.of(self._trainable.parameters):
+            run.grad[...] = 0

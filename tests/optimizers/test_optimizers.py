@@ -202,3 +202,35 @@ def test_contract_suite_finds_wrong_optimizers() -> None:
     ):
         with pytest.raises(AssertionError, match=message):
             check_optimizer(lambda: wrong(AdamWConfig(), weight_decay=0.0, kernels=kernels()))  # noqa: B023
+
+
+@pytest.mark.parametrize("make", [adamw, lambda: sgd(momentum=0.9)])
+def test_parameters_of_one_buffer_are_updated_as_single_ones(make: Callable[[], Any]) -> None:
+    rng = np.random.default_rng(0)
+    values, grads = (rng.standard_normal(48).astype(np.float32) for _ in range(2))
+    bounds = {"a": slice(0, 16), "b": slice(16, 48)}
+
+    def parameters(copied: bool) -> list[Parameter]:
+        return [
+            Parameter(
+                name=name,
+                value=values[part].copy() if copied else values[part],
+                grad=grads[part].copy() if copied else grads[part],
+                weight=values[part],
+            )
+            for name, part in bounds.items()
+        ]
+
+    alone, joined = make(), make()
+    apart, together = parameters(copied=True), parameters(copied=False)
+    for step in (1, 2):
+        alone.step(apart, 0.1, step)
+        joined.step(together, 0.1, step)
+    resumed = make()
+    resumed.load(joined.state())
+    alone.step(apart, 0.1, 3)
+    resumed.step(together, 0.1, 3)
+    for one, other in zip(apart, together, strict=True):
+        np.testing.assert_array_equal(other.value, one.value)
+    for name, state in alone.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], state)

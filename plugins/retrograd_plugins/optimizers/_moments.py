@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from retrograd_hookspecs import CheckpointError, Parameter, TrainingError
+from retrograd.parameter_runs import ParameterRun
+from retrograd_hookspecs import CheckpointError, Parameter
 
 
 class Moments:
@@ -20,14 +21,19 @@ class Moments:
     def __init__(self, *kinds: str) -> None:
         self._kinds = kinds
         self._arrays: dict[str, npt.NDArray[np.float32]] = {}
+        self._runs: dict[tuple[str, ...], list[npt.NDArray[np.float32]]] = {}
         self._loaded = False
 
-    def of(self, parameter: Parameter) -> list[npt.NDArray[np.float32]]:
-        """The arrays of `parameter`, each (values,), created on first use.
+    def of(self, run: ParameterRun) -> list[npt.NDArray[np.float32]]:
+        """The arrays of a run of parameters, each (values of the run,), created on first use.
 
-        Raises: `CheckpointError` if a loaded state does not fit the parameter.
+        Raises: `CheckpointError` if a loaded state does not fit the parameters.
         """
-        return [self._array(kind, parameter) for kind in self._kinds]
+        names = tuple(parameter.name for parameter in run.parameters)
+        found = self._runs.get(names)
+        if found is None or any(array.size != run.value.size for array in found):
+            found = self._runs[names] = [self._joined(kind, run) for kind in self._kinds]
+        return found
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Copies, so that a checkpoint being written is not changed by the next step."""
@@ -42,7 +48,22 @@ class Moments:
                     f" {', '.join(self._kinds) or 'nothing'} as float32: was training.optimizer changed?"
                 )
         self._arrays = {name: array.reshape(-1).copy() for name, array in state.items()}
+        self._runs = {}
         self._loaded = bool(state)
+
+    def _joined(self, kind: str, run: ParameterRun) -> npt.NDArray[np.float32]:
+        if len(run.parameters) == 1:
+            return self._array(kind, run.parameters[0])
+        joined = np.zeros(run.value.size, np.float32)
+        first = 0
+        for parameter in run.parameters:
+            part = joined[first : first + parameter.value.size]
+            name = f"{kind}/{parameter.name}"
+            if self._loaded or name in self._arrays:
+                part[...] = self._array(kind, parameter)
+            self._arrays[name] = part
+            first += part.size
+        return joined
 
     def _array(self, kind: str, parameter: Parameter) -> npt.NDArray[np.float32]:
         name = f"{kind}/{parameter.name}"
@@ -60,13 +81,3 @@ class Moments:
                 " the checkpoint belongs to another model or rank"
             )
         return array
-
-
-def flat(array: Any, name: str) -> Any:
-    """A 1-D view of a C-contiguous array; updates through it reach the array itself.
-
-    Raises: `TrainingError` for an array whose values do not lie in one block.
-    """
-    if not array.flags.c_contiguous:
-        raise TrainingError(f"{name}: trained arrays must be C-contiguous, this one has {array.strides=}")
-    return array.reshape(-1)

@@ -42,22 +42,24 @@ class AdamW:
     """AdamW over float32 masters; two float32 moments a value."""
 
     def __init__(self, config: AdamWConfig, *, weight_decay: float, kernels: KernelTable) -> None:
-        from ._moments import Moments, flat
+        from retrograd.parameter_runs import ParameterRuns
+
+        from ._moments import Moments
 
         self._config = config
         self._weight_decay = weight_decay
         self._moments = Moments("first_moment", "second_moment")
         self._update = kernels.get("adamw")
-        self._flat = flat
+        self._runs = ParameterRuns()
 
     def step(self, parameters: Sequence[Parameter], lr: float, step: int) -> None:
         """Apply update number `step` (from 1, for the bias correction). Gradients are left as they are."""
         config = self._config
-        for parameter in parameters:
-            first, second = self._moments.of(parameter)
+        for run in self._runs.of(parameters):
+            first, second = self._moments.of(run)
             self._update(
-                self._flat(parameter.value, parameter.name),
-                self._flat(parameter.grad, parameter.name),
+                run.value,
+                run.grad,
                 first,
                 second,
                 lr,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from retrograd.parameter_runs import ParameterRun
+
 
 @attrs.frozen(kw_only=True)
 class SgdConfig:
@@ -40,25 +42,21 @@ class Sgd:
     """SGD over float32 masters."""
 
     def __init__(self, config: SgdConfig, *, weight_decay: float, kernels: KernelTable) -> None:
-        from ._moments import Moments, flat
+        from retrograd.parameter_runs import ParameterRuns
+
+        from ._moments import Moments
 
         self._momentum = config.momentum
         self._weight_decay = weight_decay
         self._moments = Moments(*(["momentum"] if config.momentum else []))
         self._update = kernels.get("sgd")
-        self._flat = flat
+        self._runs = ParameterRuns()
 
     def step(self, parameters: Sequence[Parameter], lr: float, step: int) -> None:
         """Apply one update. Gradients are left as they are."""
-        for parameter in parameters:
-            self._update(
-                self._flat(parameter.value, parameter.name),
-                self._flat(parameter.grad, parameter.name),
-                self._buffer(parameter),
-                lr,
-                self._momentum,
-                self._weight_decay,
-            )
+        for run in self._runs.of(parameters):
+            buffer = self._buffer(run)
+            self._update(run.value, run.grad, buffer, lr, self._momentum, self._weight_decay)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """`momentum/NAME` of every parameter updated so far; nothing without momentum."""
@@ -72,12 +70,12 @@ class Sgd:
         """One float32 with momentum."""
         return 4.0 if self._momentum else 0.0
 
-    def _buffer(self, parameter: Parameter) -> npt.NDArray[np.float32]:
+    def _buffer(self, run: ParameterRun) -> npt.NDArray[np.float32]:
         if self._momentum:
-            return self._moments.of(parameter)[0]
+            return self._moments.of(run)[0]
         import numpy as np
 
-        return np.zeros(parameter.value.size, np.float32)
+        return np.zeros(run.value.size, np.float32)
 
 
 def _build(config: SgdConfig, context: BuildContext) -> Optimizer:

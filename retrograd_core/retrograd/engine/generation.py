@@ -229,8 +229,11 @@ class DecodingBatch:
                 ready.append(slot)
                 last_rows.append(self._pass_tokens - room - 1)
         hidden = self._forward(runs)
-        for slot in ready:
-            self.stats.cached_tokens += self._slots.release_followers(slot)
+        for slot, row in list(zip(ready, last_rows, strict=True)):
+            copied, same = self._slots.release_followers(slot)
+            self.stats.cached_tokens += copied
+            ready += same
+            last_rows += [row] * len(same)
         return self._draw(ready, self._gathered(hidden, last_rows), on_token)
 
     def _decode_pass(

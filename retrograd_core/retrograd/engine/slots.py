@@ -125,18 +125,24 @@ class Slots(Generic[S]):
             if other.leader is slot:
                 other.leader = None
 
-    def release_followers(self, leader: Slot[S]) -> int:
-        """The leader's prompt is evaluated: copy what others share with it; how many tokens that were."""
-        copied = 0
+    def release_followers(self, leader: Slot[S]) -> tuple[int, list[Slot[S]]]:
+        """The leader's prompt is evaluated: copy what others share with it. How many tokens that were, and the
+        slots with the same prompt, of which nothing is left to evaluate: their next token has the logits of the
+        leader's."""
+        copied, same = 0, []
         for slot in self._slots:
             if slot.leader is leader:
                 slot.leader = None
                 prompt = np.concatenate([slot.tokens[: slot.length], slot.pending])
                 before = slot.length
-                self._copy_beginning(slot, prompt[:-1])
+                if np.array_equal(prompt, leader.tokens[: leader.prompt_length]):
+                    same.append(slot)
+                    self._copy_beginning(slot, prompt)
+                else:
+                    self._copy_beginning(slot, prompt[:-1])
                 slot.pending = prompt[slot.length :]
                 copied += slot.length - before
-        return copied
+        return copied, same
 
     def end_session(self, session: object) -> None:
         """The session's slot is free for others, once nothing occupies it."""

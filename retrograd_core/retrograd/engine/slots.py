@@ -126,9 +126,11 @@ class Slots(Generic[S]):
                 other.leader = None
 
     def release_followers(self, leader: Slot[S]) -> tuple[int, list[Slot[S]]]:
-        """The leader's prompt is evaluated: copy what others share with it. How many tokens that were, and the
-        slots with the same prompt, of which nothing is left to evaluate: their next token has the logits of the
-        leader's."""
+        """The leader's prompt is evaluated: copy what others share with it.
+
+        Returns how many tokens that were, and the slots with the same prompt: nothing of it is left to
+        evaluate, for their next token is drawn from the logits of the leader's.
+        """
         copied, same = 0, []
         for slot in self._slots:
             if slot.leader is leader:

@@ -57,6 +57,7 @@ class Attention:
         self.q_norm, self.k_norm = q_norm, k_norm
         self._block = block
         self._heads, self._kv_heads, self._size = spec.head_count, spec.head_count_kv, spec.head_length
+        self._kept_width = 2 * (self._heads + self._kv_heads) * self._size
         self.window = style.window
         self._scale = spec.attention_scale or spec.head_length**-0.5
         self._softcap = spec.attention_softcap
@@ -71,28 +72,23 @@ class Attention:
     def forward(self, x: Any, out: Any, batch: PassBatch, keep: Scope, store: KeyValueStore | None) -> None:
         """x (T, E) to out (T, E); keeps q, k, v, the heads' outputs and their logsumexp."""
         tokens = batch.length
-        fresh = self._kept.fresh
-        raw_q = fresh("q", keep, tokens, self._heads, self._size)
-        raw_k, v = (fresh(name, keep, tokens, self._kv_heads, self._size) for name in ("k", "v"))
+        kept = self._kept.fresh("attention", keep, tokens, self._kept_width)
+        raw_q, raw_k, v, heads = self._parts(kept)
         self._inputs.forward(x, [_flat(raw_q), _flat(raw_k), _flat(v)], keep)
         q, k = self._normalised(raw_q, raw_k, tokens, keep)
         self._rotate(q, k, batch, inverse=False)
         keys, values = self._keys_values(k, v, batch, store)
-        heads = fresh("heads", keep, tokens, self._heads, self._size)
         lse = keep.rows("lse", tokens, self._heads)
         self._attend(q, keys, values, batch.segments, self._scale, self.window, self._softcap, heads, lse)
         self._output.forward(_flat(heads), [out], keep)
-        for name, array in (("q", raw_q), ("k", raw_k), ("v", v), ("heads", heads)):
-            self._kept.save(name, array, keep)
+        self._kept.save("attention", kept, keep)
 
     def backward(
         self, dout: Any, x: Any, dx: Any, batch: PassBatch, keep: Scope, store: KeyValueStore | None
     ) -> None:
         """Overwrites dx (T, E)."""
         tokens = batch.length
-        load = self._kept.load
-        raw_q, heads = (load(name, keep, tokens, self._heads, self._size) for name in ("q", "heads"))
-        raw_k, v = (load(name, keep, tokens, self._kv_heads, self._size) for name in ("k", "v"))
+        raw_q, raw_k, v, heads = self._parts(self._kept.load("attention", keep, tokens, self._kept_width))
         lse = keep.rows("lse", tokens, self._heads)
         dheads = self._scratch.rows("attention.dheads", tokens, self._heads, self._size)
         self._output.backward([dout], _flat(heads), _flat(dheads), keep)
@@ -113,6 +109,17 @@ class Attention:
             self._norm_backward(self.k_norm, "k", dk, raw_k, k, keep)
             dq, dk = q, k
         self._inputs.backward([_flat(dq), _flat(dk), _flat(dv)], x, dx, keep)
+
+    def _parts(self, kept: Any) -> list[Any]:
+        """q, k, v and the heads' outputs, (T, heads, D) each, one after another in the array that is kept: in
+        16 bits it is written and read in one go."""
+        tokens, flat = kept.shape[0], kept.reshape(-1)
+        parts, start = [], 0
+        for heads in (self._heads, self._kv_heads, self._kv_heads, self._heads):
+            stop = start + tokens * heads * self._size
+            parts.append(flat[start:stop].reshape(tokens, heads, self._size))
+            start = stop
+        return parts
 
     def _normalised(self, q: Any, k: Any, tokens: int, keep: Scope) -> tuple[Any, Any]:
         """q and k themselves, or their norms in scratch arrays."""

@@ -27,6 +27,7 @@ from retrograd_hookspecs import SamplingParams, StepReport, hookimpl
 PROMPTS = [f"What is {a} + {a + 7}? Think step by step, then give the answer." for a in range(12, 76)]
 REWARD = "def distinct_words(prompt, completion):\n    return len(set(completion.split())) / 64\n"
 MICRO_BATCH = 1280
+"""Tokens of a pass: the group and its prompt in one, as the peer trains it."""
 
 
 class NeverStops:

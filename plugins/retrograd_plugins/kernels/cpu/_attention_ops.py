@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import numba
 import numpy as np
 
@@ -30,42 +29,134 @@ SERIAL_PRODUCTS = 1 << 18
 """Below this many multiply-adds the calling thread alone is faster than all threads."""
 
 
-@attrs.frozen(kw_only=True)
-class Passes:
-    """The kernels of both passes of the backward op, and the float32 elements a thread works in."""
-
-    queries: Any
-    keys: Any
-    scratch: Callable[[int, int], int]
-    """Of rows of a block of queries, and head size."""
+Work = Callable[[str, int], Array]
+"""`work(name, elements)`: float32 scratch memory of the calling thread, with what was left in it."""
+Backward = Callable[..., None]
+"""Gradients on arrays that fit: the arguments of `attention_backward`, then threads and `Work`."""
 
 
-def float_passes() -> Passes:
-    """Products in float32."""
-    return Passes(
-        queries=QUERY_GRADIENT_ADDRESS,
-        keys=KEY_GRADIENT_ADDRESS,
-        scratch=lambda rows, size: int(backward_scratch(rows, round_up(size, WIDTH))),
+def float_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    segments: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+    threads: int,
+    work: Work,
+) -> None:
+    """Products in float32, in two passes."""
+    block, rows, width = block_shape(q, k)
+    stride = line(backward_scratch(rows, width))
+    delta = work("delta", lse.size)[: lse.size].reshape(lse.shape)
+    scratch = work("work", stride * threads)
+    counter = np.empty(1, np.int64)
+    query_gradients(
+        QUERY_GRADIENT_ADDRESS,
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        delta,
+        segments,
+        query_blocks(segments, block),
+        scale,
+        window,
+        softcap,
+        dq,
+        scratch,
+        stride,
+        counter,
+        threads,
+    )
+    key_gradients(
+        KEY_GRADIENT_ADDRESS,
+        dout,
+        q,
+        k,
+        v,
+        lse,
+        delta,
+        segments,
+        scale,
+        window,
+        softcap,
+        dk,
+        dv,
+        scratch,
+        stride,
+        counter,
+        threads,
     )
 
 
-def tile_passes() -> Passes:
-    """Products of AMX tiles, of bfloat16."""
-    from ._attention_tiles import KEY_TILES_ADDRESS, QUERY_TILES_ADDRESS, tile_scratch
+def load_tile_backward() -> Backward:
+    """Products of AMX tiles, of bfloat16, in one pass; compiled when this is called."""
+    from ._attention_tiles import CHUNK_GRADIENT_ADDRESS, queries_per_chunk, tile_gradients, tile_scratch
 
-    return Passes(
-        queries=QUERY_TILES_ADDRESS,
-        keys=KEY_TILES_ADDRESS,
-        scratch=lambda rows, size: int(tile_scratch(rows, size)),
-    )
+    def tile_backward(
+        dout: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        segments: Array,
+        scale: float,
+        window: int,
+        softcap: float,
+        dq: Array,
+        dk: Array,
+        dv: Array,
+        threads: int,
+        work: Work,
+    ) -> None:
+        (_, heads, size), groups = q.shape, k.shape[1]
+        chunk = queries_per_chunk(heads, groups, size)
+        chunks = query_blocks(segments, chunk)
+        stride = line(tile_scratch(chunk * heads // groups, size))
+        tile_gradients(
+            CHUNK_GRADIENT_ADDRESS,
+            dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            segments,
+            chunks,
+            chunk,
+            scale,
+            window,
+            softcap,
+            dq,
+            dk,
+            dv,
+            work("work", stride * threads),
+            stride,
+            np.zeros(len(chunks) * groups, np.int64),
+            np.zeros(1, np.int64),
+            threads,
+        )
+
+    return tile_backward
 
 
 class Attention:
     """The two ops and their scratch memory, which grows to what the largest call needs."""
 
-    def __init__(self, load_passes: Callable[[], Passes] = float_passes) -> None:
-        self._load_passes = load_passes
-        self._passes: Passes | None = None
+    def __init__(self, load_backward: Callable[[], Backward] = lambda: float_backward) -> None:
+        self._load_backward = load_backward
+        self._backward: Backward | None = None
         # A call releases the interpreter lock, so each Python thread has scratch of its own.
         self._scratch = threading.local()
 
@@ -148,51 +239,10 @@ class Attention:
             require_shape(op, name, array, like.shape)
         if not covered:
             dq.fill(0.0)
-        if self._passes is None:
-            self._passes = self._load_passes()
-        block, rows, _ = block_shape(q, k)
-        stride = line(self._passes.scratch(rows, q.shape[2]))
-        delta = self._work("delta", lse.size)[: lse.size].reshape(lse.shape)
-        work = self._work("work", stride * threads)
-        counter = np.empty(1, np.int64)
-        query_gradients(
-            self._passes.queries,
-            dout,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            delta,
-            segments,
-            query_blocks(segments, block),
-            scale,
-            window,
-            softcap,
-            dq,
-            work,
-            stride,
-            counter,
-            threads,
-        )
-        key_gradients(
-            self._passes.keys,
-            dout,
-            q,
-            k,
-            v,
-            lse,
-            delta,
-            segments,
-            scale,
-            window,
-            softcap,
-            dk,
-            dv,
-            work,
-            stride,
-            counter,
-            threads,
+        if self._backward is None:
+            self._backward = self._load_backward()
+        self._backward(
+            dout, q, k, v, out, lse, segments, scale, window, softcap, dq, dk, dv, threads, self._work
         )
 
 

@@ -1,13 +1,17 @@
-"""Attention backward on AMX tiles: the two passes of `_attention_backward`, with products of bfloat16.
+"""Attention backward on AMX tiles: one pass over blocks of keys for each chunk of queries.
 
 Scores and the products dout·v are computed to float32's precision, from halves (see `_gemm_amx`): an error
 of a score multiplies its weight, and dout·v is nearly cancelled by its mean. The operands of the sums that
 follow are rounded to bfloat16; all sums are float32.
 
-The first pass takes queries as rows. The second takes keys as rows, so that what it computes from scores is
-the left operand of its sums over queries as it stands.
+A task is a chunk of queries and the heads that share a key/value head. Its operands are packed once and stay
+in the second cache with its dq, while keys go by in blocks. For a square of 32 keys and 32 queries, scores
+and products stand with keys as rows: weights and slopes are then left operands of the sums dv and dk over
+queries as they stand, and the slopes the right operand of dqᵀ = kᵀ · slopes. What a chunk finds for a block
+of keys is added to dk and dv in the order of chunks (see `_attention_turns`): the same bits on any number of
+threads.
 
-Source: Dao 2023, FlashAttention-2, algorithm 2, in two passes; tiles as in `_gemm_amx`.
+Source: Dao 2023, FlashAttention-2, algorithm 2; tiles as in `_gemm_amx`.
 """
 
 from __future__ import annotations
@@ -15,56 +19,53 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, prange
 
-from ._attention_backward import KEY_GRADIENT, QUERY_GRADIENT, dot_rows
+from ._attention_backward import dot_rows
 from ._attention_blocks import (
     KEY_BLOCK,
     ONE,
     ZERO,
-    add_row,
-    clear_row,
-    gather_keys,
-    gather_queries,
-    gather_rows,
-    queries_per_block,
     round_up,
-    write_row,
 )
-from ._math_calls import compiled_address
-from ._math_common import SERIAL
-from ._math_lanes import (
-    exp_lanes,
-    fill_lanes,
-    keep_between,
-    keep_not_below,
-    load_lanes,
-    tanh_lanes,
+from ._attention_lanes import ALL, CAUSAL, LOG2_E, QUERY_TABLE, SQUARE, VISIBLE, WINDOWED, gradient_rows
+from ._attention_packs import (
+    HALF,
+    LINE,
+    STEP,
+    add_square,
+    clear,
+    gather,
+    pack_right,
+    pack_turned,
+    scatter,
+    scatter_add,
+    split_left,
+    split_right,
+    split_step,
+    store_square,
+    zero_square,
 )
-from ._rows_kinds import TILE_BYTES
+from ._attention_turns import FINISHED, report_progress, wait_for_turn
+from ._math_calls import compiled_address, indirect_call
+from ._math_common import COUNTER, F32, IN2, IN3, INT, NONE, OUT1, OUT3, PARALLEL, SERIAL, WHOLE2
+from ._math_lanes import fill_lanes, tanh_lanes
+from ._math_tiles import transpose_square
+from ._rows_kinds import TILE_BYTES, TILE_PAIR
 from ._simd import WIDTH
-from ._simd_memory import address
-from ._simd_tiles import (
-    pack_tile_from_columns,
-    pack_tiles_from_rows,
-    split_bfloats,
-    store_bfloats,
-    tile_load,
-    tile_multiply,
-    tile_store,
-    tile_zero,
-    tiles_configure,
-    tiles_release,
-)
+from ._simd_memory import address, take_ticket
+from ._simd_tiles import tiles_configure, tiles_release
+from ._stack_memory import lanes_at, put_lanes
 
-STEP = 32
-"""Steps of a tile product, and rows and columns of a square of four tiles."""
-HALF = 16
-"""Rows and columns of a tile."""
-LINE = 64
-"""Bytes of a tile's row."""
-NEVER = np.float32(-1e9)
-"""Position of rows that fill a block up: they see no key."""
+CHUNK_ROWS = 384
+"""Rows (queries times heads that share a key/value head) of a chunk, at most."""
+CHUNK_FLOATS = 1 << 16
+"""Elements of a chunk's panel, at most: 16 bytes each is half of the second cache."""
+STRIP = 128
+"""Rows of a chunk whose weights are kept for the sums over them."""
+SQUARES = STRIP // SQUARE
+SQUARE_BYTES = 4 * SQUARE * SQUARE
+LOG2_E_FLOAT = np.float32(LOG2_E)
 
 
 @njit(**SERIAL)
@@ -73,383 +74,399 @@ def tile_width(size: Any) -> Any:
     return round_up(size, STEP)
 
 
-@njit(**SERIAL)
+@njit(INT(INT, INT, INT), **SERIAL)
+def queries_per_chunk(heads: Any, groups: Any, size: Any) -> Any:
+    """Queries of a chunk, at least one."""
+    rows = min(CHUNK_ROWS, CHUNK_FLOATS // tile_width(size))
+    return max(1, rows // (heads // groups))
+
+
+@njit(INT(INT, INT), **SERIAL)
 def tile_scratch(rows: Any, size: Any) -> Any:
-    """float32 elements that one thread needs for blocks of `rows` queries and heads of `size`."""
+    """float32 elements that one thread needs for chunks of `rows` rows and heads of `size`."""
     width = tile_width(size)
     tall = round_up(rows, STEP)
-    panels = 4 * tall + max(tall, KEY_BLOCK) + 4 * KEY_BLOCK
-    return panels * width + 3 * tall * KEY_BLOCK + 3 * tall
+    panels = 4 * tall + max(tall, KEY_BLOCK) + 9 * KEY_BLOCK // 2
+    squares = 4 * SQUARE * SQUARE + 3 * STRIP * KEY_BLOCK // 2
+    return panels * width + tall // SQUARE * QUERY_TABLE + squares
 
 
 @njit(**SERIAL)
-def _clear_rows(work: Any, panel: Any, first: Any, stop: Any, width: Any) -> None:
-    clear_row(work, panel + first * width, (stop - first) * width)
+def what_is_hidden(key: Any, earliest: Any, latest: Any, window: Any) -> Any:
+    """What 32 keys from position `key` on hide from queries at positions [earliest, latest]."""
+    last = key + SQUARE - 1
+    if key > latest or (window > 0 and last <= earliest - window):
+        return ALL
+    if window > 0 and key <= latest - window:
+        return WINDOWED
+    return CAUSAL if last > earliest else VISIBLE
 
 
 @njit(**SERIAL)
-def _split_rows(source: Any, target: Any, count: Any) -> None:
-    """`count` float32 as rows of a left operand, in halves: the low ones follow the high ones."""
-    for i in range(0, count, STEP):
-        split_bfloats(source + 4 * i, target + 2 * i, target + 2 * (count + i))
+def _gather_chunk(
+    source: Any, pitch: Any, count: Any, ratio: Any, size: Any, factor: Any, panel: Any, width: Any, tall: Any
+) -> None:
+    """Panel of `count` queries of `ratio` heads each, filled up with zeros to `tall` rows."""
+    for i in range(count):
+        gather(source + i * pitch, 4 * size, ratio, size, factor, panel + 4 * i * ratio * width, width)
+    clear(panel + 4 * count * ratio * width, (tall - count * ratio) * width)
 
 
 @njit(**SERIAL)
-def _pack_turned(source: Any, target: Any, rows: Any, width: Any) -> None:
-    """Rows as columns of a right operand, in halves: the low ones follow the high ones."""
-    low = target + 2 * rows * width
-    for j in range(0, rows, HALF):
-        for d in range(0, width, STEP):
-            at = TILE_BYTES * (d // STEP * (rows // HALF) + j // HALF)
-            pack_tiles_from_rows(source + 4 * (j * width + d), 4 * width, target + at, low + at)
+def _cap(scores: Any, table: Any, softcap: Any) -> None:
+    """Cap the scores of a square, and take the slope of the cap into the products behind them."""
+    for at in range(0, SQUARE_BYTES, 4 * WIDTH):
+        tanh = tanh_lanes(lanes_at(scores + at) * (ONE / softcap))
+        put_lanes(scores + at, tanh * softcap)
+        delta = lanes_at(table + 4 * SQUARE + at % (4 * SQUARE))
+        gradient = (lanes_at(scores + SQUARE_BYTES + at) - delta) * (fill_lanes(ONE) - tanh * tanh)
+        put_lanes(scores + SQUARE_BYTES + at, gradient + delta)
 
 
 @njit(**SERIAL)
-def _pack_rows(source: Any, target: Any, rows: Any, width: Any) -> None:
-    """Rows as rows of a right operand."""
-    for i in range(0, rows, STEP):
-        for d in range(0, width, HALF):
-            at = TILE_BYTES * (i // STEP * (width // HALF) + d // HALF)
-            pack_tile_from_columns(source + 4 * (i * width + d), 4 * width, target + at)
+def _soften(
+    first: Any,
+    stop: Any,
+    hidden: Any,
+    scores: Any,
+    table: Any,
+    weights: Any,
+    slopes: Any,
+    pairs: Any,
+    key: Any,
+    window: Any,
+) -> None:
+    """Weights and slopes of pairs [first, stop) of 16 of a square's keys; arguments as of `gradient_rows`.
+
+    Products lie behind the square's scores.
+    """
+    products = scores + SQUARE_BYTES
+    for pair in range(first, stop):
+        # The second tile of 16 keys lies behind those of the strip's other squares.
+        at = 2 * LINE * pair + pair // (HALF // 2) * (SQUARES - 1) * TILE_BYTES
+        s, p, mine = scores + 8 * SQUARE * pair, products + 8 * SQUARE * pair, key + 2 * pair
+        if hidden == VISIBLE:
+            gradient_rows(0, s, p, table, weights + at, slopes + at, pairs + LINE * pair, mine, window)
+        elif hidden == CAUSAL:
+            gradient_rows(1, s, p, table, weights + at, slopes + at, pairs + LINE * pair, mine, window)
+        else:
+            gradient_rows(2, s, p, table, weights + at, slopes + at, pairs + LINE * pair, mine, window)
 
 
 @njit(**SERIAL)
-def _accumulate(left: Any, depth: Any, right: Any, target: Any, rows: Any, columns: Any) -> None:
-    """target (rows, columns) += left (rows, depth) · right, float32; all sizes whole squares."""
-    pitch = 2 * depth
-    stride = 4 * columns
-    for n in range(0, columns, STEP):
-        for t in range(0, rows, STEP):
-            place = target + t * stride + 4 * n
-            tile_load(0, place, stride)
-            tile_load(1, place + LINE, stride)
-            tile_load(2, place + HALF * stride, stride)
-            tile_load(3, place + HALF * stride + LINE, stride)
-            for k in range(0, depth, STEP):
-                one = left + t * pitch + 2 * k
-                two = right + TILE_BYTES * (k // STEP * (columns // HALF) + n // HALF)
-                tile_load(4, one, pitch)
-                tile_load(6, two, LINE)
-                tile_multiply(0, 4, 6)
-                tile_load(7, two + TILE_BYTES, LINE)
-                tile_multiply(1, 4, 7)
-                tile_load(5, one + HALF * pitch, pitch)
-                tile_multiply(2, 5, 6)
-                tile_multiply(3, 5, 7)
-            tile_store(0, place, stride)
-            tile_store(1, place + LINE, stride)
-            tile_store(2, place + HALF * stride, stride)
-            tile_store(3, place + HALF * stride + LINE, stride)
+def _multiply(
+    keys: Any,
+    queries: Any,
+    values: Any,
+    gradients: Any,
+    target: Any,
+    steps: Any,
+    softened: Any,
+    hidden: Any,
+    scores: Any,
+    table: Any,
+    weights: Any,
+    slopes: Any,
+    pairs: Any,
+    key: Any,
+    window: Any,
+) -> None:
+    """Scores and products of a square at `target`, and `_soften` of another one, a step here and some there.
+
+    So the processor's tiles and its vectors work at once. `softened` is how many pairs the other has, or 0.
+    """
+    left, right, done = keys, queries, 0
+    for half in range(2):
+        lower = left + TILE_PAIR * steps
+        zero_square()
+        for step in range(1, steps + 1):
+            split_step(left, lower, right)
+            left += TILE_PAIR
+            lower += TILE_PAIR
+            right += 2 * TILE_PAIR
+            until = softened * (half * steps + step) // (2 * steps)
+            _soften(done, until, hidden, scores, table, weights, slopes, pairs, key, window)
+            done = until
+        store_square(target, 4 * SQUARE)
+        left, right, target = values, gradients, target + SQUARE_BYTES
 
 
-@njit(**SERIAL)
-def _multiply_split(left: Any, depth: Any, right: Any, target: Any, rows: Any, columns: Any) -> None:
-    """target = left · right, both in halves."""
-    pitch = 2 * depth
-    stride = 4 * columns
-    left_low = left + rows * pitch
-    right_low = right + 2 * columns * depth
-    for n in range(0, columns, STEP):
-        for t in range(0, rows, STEP):
-            place = target + t * stride + 4 * n
-            tile_zero(0)
-            tile_zero(1)
-            tile_zero(2)
-            tile_zero(3)
-            for k in range(0, depth, STEP):
-                one = t * pitch + 2 * k
-                two = TILE_BYTES * (k // STEP * (columns // HALF) + n // HALF)
-                tile_load(6, left_low + one, pitch)
-                tile_load(4, right + two, LINE)
-                tile_multiply(0, 6, 4)
-                tile_load(5, right + two + TILE_BYTES, LINE)
-                tile_multiply(1, 6, 5)
-                tile_load(7, left_low + one + HALF * pitch, pitch)
-                tile_multiply(2, 7, 4)
-                tile_multiply(3, 7, 5)
-                tile_load(6, left + one, pitch)
-                tile_multiply(0, 6, 4)
-                tile_multiply(1, 6, 5)
-                tile_load(7, left + one + HALF * pitch, pitch)
-                tile_multiply(2, 7, 4)
-                tile_multiply(3, 7, 5)
-                tile_load(4, right_low + two, LINE)
-                tile_multiply(0, 6, 4)
-                tile_multiply(2, 7, 4)
-                tile_load(5, right_low + two + TILE_BYTES, LINE)
-                tile_multiply(1, 6, 5)
-                tile_multiply(3, 7, 5)
-            tile_store(0, place, stride)
-            tile_store(1, place + LINE, stride)
-            tile_store(2, place + HALF * stride, stride)
-            tile_store(3, place + HALF * stride + LINE, stride)
+CHUNK_GRADIENT = NONE(
+    *(IN3, IN3, IN3, IN3, IN3, IN2, WHOLE2, WHOLE2, INT, INT, INT, F32, INT, F32, OUT3, OUT3, OUT3),
+    *(OUT1, INT, COUNTER),
+)
 
 
-@njit(QUERY_GRADIENT, **SERIAL)
-def query_tiles_gradient(
+@njit(CHUNK_GRADIENT, **SERIAL)
+def chunk_gradient(
     dout: Any,
     q: Any,
     k: Any,
     v: Any,
     out: Any,
     lse: Any,
-    delta: Any,
-    segment: Any,
-    first: Any,
-    count: Any,
+    segments: Any,
+    chunks: Any,
+    task: Any,
+    chunk: Any,
     group: Any,
     scale: Any,
     window: Any,
     softcap: Any,
     dq: Any,
-    work: Any,
-    base: Any,
-) -> None:
-    """As `query_block_gradient`."""
-    heads, size = q.shape[1], q.shape[2]
-    groups = k.shape[1]
-    ratio = heads // groups
-    width = tile_width(size)
-    rows = count * ratio
-    tall = round_up(rows, STEP)
-    queries = base
-    gradients = queries + tall * width
-    sums = gradients + tall * width
-    panel = sums + tall * width
-    keys = panel + max(tall, KEY_BLOCK) * width
-    turned_keys = keys + KEY_BLOCK * width // 2
-    turned_values = turned_keys + KEY_BLOCK * width
-    scores = turned_values + KEY_BLOCK * width
-    products = scores + tall * KEY_BLOCK
-    rounded = products + tall * KEY_BLOCK
-
-    start_row = segment[0] + first
-    _clear_rows(work, panel, rows, tall, width)
-    gather_queries(out, start_row, count, group, groups, ONE, width, work, sums)
-    gather_queries(dout, start_row, count, group, groups, ONE, width, work, panel)
-    for i in range(rows):
-        delta[start_row + i // ratio, group * ratio + i % ratio] = dot_rows(
-            work, sums + i * width, panel + i * width, width
-        )
-    _split_rows(address(work, panel), address(work, gradients), tall * width)
-    gather_queries(q, start_row, count, group, groups, scale, width, work, panel)
-    _split_rows(address(work, panel), address(work, queries), tall * width)
-    clear_row(work, sums, tall * width)
-    clear_row(work, rounded, tall * KEY_BLOCK // 2)
-
-    position = segment[3] + first
-    stop = position + count
-    start = 0 if window <= 0 else max(0, position - window + 1) // KEY_BLOCK * KEY_BLOCK
-    tiles_configure()
-    for block in range(start, stop, KEY_BLOCK):
-        depth = min(KEY_BLOCK, stop - block)
-        _clear_rows(work, panel, depth, KEY_BLOCK, width)
-        gather_keys(v, segment, block, depth, group, width, work, panel)
-        _pack_turned(address(work, panel), address(work, turned_values), KEY_BLOCK, width)
-        gather_keys(k, segment, block, depth, group, width, work, panel)
-        _pack_turned(address(work, panel), address(work, turned_keys), KEY_BLOCK, width)
-        _pack_rows(address(work, panel), address(work, keys), KEY_BLOCK, width)
-        _multiply_split(
-            address(work, queries),
-            width,
-            address(work, turned_keys),
-            address(work, scores),
-            tall,
-            KEY_BLOCK,
-        )
-        _multiply_split(
-            address(work, gradients),
-            width,
-            address(work, turned_values),
-            address(work, products),
-            tall,
-            KEY_BLOCK,
-        )
-        for i in range(rows):
-            mine = position + i // ratio
-            row, head = start_row + i // ratio, group * ratio + i % ratio
-            high = min(depth, mine + 1 - block)
-            low = 0 if window <= 0 else max(0, mine - window + 1 - block)
-            place = i * KEY_BLOCK
-            target = address(work, rounded) + 2 * place
-            for j in range(0, KEY_BLOCK, WIDTH):
-                score = load_lanes(work, scores + place + j)
-                gradient = load_lanes(work, products + place + j) - delta[row, head]
-                if softcap > ZERO:
-                    tanh = tanh_lanes(score * (ONE / softcap))
-                    score = tanh * softcap
-                    gradient = gradient * (fill_lanes(ONE) - tanh * tanh)
-                gradient = exp_lanes(score - lse[row, head]) * gradient
-                store_bfloats(target + 2 * j, keep_between(gradient, low - j, high - j, ZERO))
-        _accumulate(
-            address(work, rounded),
-            KEY_BLOCK,
-            address(work, keys),
-            address(work, sums),
-            tall,
-            width,
-        )
-    tiles_release()
-
-    for i in range(rows):
-        place = ((start_row + i // ratio) * heads + group * ratio + i % ratio) * size
-        write_row(work, sums + i * width, size, scale, dq, place)
-
-
-@njit(KEY_GRADIENT, **SERIAL)
-def key_tiles_gradient(
-    dout: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    lse: Any,
-    delta: Any,
-    segments: Any,
-    first_key: Any,
-    group: Any,
-    scale: Any,
-    window: Any,
-    softcap: Any,
     dk: Any,
     dv: Any,
     work: Any,
     base: Any,
+    progress: Any,
 ) -> None:
-    """As `key_block_gradient`."""
+    """dq of the `chunk` queries of a task and the heads of one key/value head; adds to its dk and dv."""
     heads, size = q.shape[1], q.shape[2]
-    keys, groups = k.shape[0], k.shape[1]
+    groups = k.shape[1]
     ratio = heads // groups
     width = tile_width(size)
-    block = queries_per_block(heads, groups)
-    most = round_up(block * ratio, STEP)
-    turned = base
-    queries = turned + most * width
-    turned_gradients = queries + most * width // 2
-    gradients = turned_gradients + most * width
-    panel = gradients + most * width // 2
-    left_keys = panel + max(most, KEY_BLOCK) * width
-    left_values = left_keys + KEY_BLOCK * width
-    key_sums = left_values + KEY_BLOCK * width
+    steps = width // STEP
+    mine, first = chunks[task, 0], chunks[task, 1]
+    start, length, context_row, context, own_row = (
+        segments[mine, 0],
+        segments[mine, 1],
+        segments[mine, 2],
+        segments[mine, 3],
+        segments[mine, 4],
+    )
+    count = min(chunk, length - first)
+    rows = count * ratio
+    tall = round_up(rows, STEP)
+
+    turned_queries = base
+    turned_gradients = turned_queries + tall * width
+    queries = turned_gradients + tall * width
+    gradients = queries + tall * width // 2
+    sums = gradients + tall * width // 2
+    panel = sums + tall * width
+    keys = panel + max(tall, KEY_BLOCK) * width
+    values = keys + KEY_BLOCK * width
+    turned_keys = values + KEY_BLOCK * width
+    key_sums = turned_keys + KEY_BLOCK * width // 2
     value_sums = key_sums + KEY_BLOCK * width
     scores = value_sums + KEY_BLOCK * width
-    products = scores + most * KEY_BLOCK
-    weights = products + most * KEY_BLOCK
-    slopes = weights + most * KEY_BLOCK // 2
-    logsumexps = slopes + most * KEY_BLOCK // 2
-    deltas = logsumexps + most
-    positions = deltas + most
+    weights = scores + 4 * SQUARE * SQUARE
+    slopes = weights + STRIP * KEY_BLOCK // 2
+    pairs = slopes + STRIP * KEY_BLOCK // 2
+    tables = pairs + STRIP * KEY_BLOCK // 2
+    panel_at, sums_at = address(work, panel), address(work, sums)
 
-    last_key = min(keys, first_key + KEY_BLOCK)
-    touched = False
+    # Bytes from a token to the next, and to its first head that counts here.
+    pitch, key_pitch = 4 * heads * size, 4 * groups * size
+    chosen, key_chosen = 4 * group * ratio * size, 4 * group * size
+    row = start + first
+    skipped = row * pitch + chosen
+    clear(address(work, tables), tall // SQUARE * QUERY_TABLE)
+    _gather_chunk(address(out, 0) + skipped, pitch, count, ratio, size, ONE, sums_at, width, tall)
+    _gather_chunk(address(dout, 0) + skipped, pitch, count, ratio, size, ONE, panel_at, width, tall)
+    for i in range(rows):
+        table = tables + i // SQUARE * QUERY_TABLE + i % SQUARE
+        work[table] = -lse[row + i // ratio, group * ratio + i % ratio] * LOG2_E_FLOAT
+        work[table + SQUARE] = dot_rows(work, sums + i * width, panel + i * width, width)
+        work[table + 2 * SQUARE] = np.float32(i // ratio)
+    split_right(panel_at, address(work, turned_gradients), tall, width)
+    pack_right(panel_at, address(work, gradients), tall, width)
+    _gather_chunk(address(q, 0) + skipped, pitch, count, ratio, size, scale, panel_at, width, tall)
+    split_right(panel_at, address(work, turned_queries), tall, width)
+    pack_right(panel_at, address(work, queries), tall, width)
+    clear(sums_at, tall * width)
+
+    position = context + first
+    stop = position + count
+    earliest_block = 0 if window <= 0 else max(0, position - window + 1) // KEY_BLOCK * KEY_BLOCK
+    report_progress(progress, task, earliest_block)
+    oldest = 0
     tiles_configure()
-    for s in range(segments.shape[0]):
-        segment = segments[s]
-        context = segment[3]
-        for part in range(2):
-            # Row r holds position r − shift; the context's rows first, then the segment's own.
-            start = segment[2] if part == 0 else segment[4]
-            length = context if part == 0 else segment[1]
-            shift = start if part == 0 else start - context
-            low_key = max(first_key, start)
-            high_key = min(last_key, start + length)
-            if low_key >= high_key:
-                continue
-            # Blocks begin at the same queries for all keys: tiles sum pairs of queries.
-            first = max(0, low_key - shift - context) // block * block
-            stop = segment[1] if window <= 0 else min(segment[1], high_key - 1 - shift + window - context)
-            for i0 in range(first, stop, block):
-                if not touched:
-                    touched = True
-                    _clear_rows(work, panel, last_key - first_key, KEY_BLOCK, width)
-                    gather_rows(k, first_key, last_key - first_key, group, width, work, panel)
-                    _split_rows(address(work, panel), address(work, left_keys), KEY_BLOCK * width)
-                    gather_rows(v, first_key, last_key - first_key, group, width, work, panel)
-                    _split_rows(address(work, panel), address(work, left_values), KEY_BLOCK * width)
-                    clear_row(work, key_sums, 2 * KEY_BLOCK * width)
-                count = min(block, stop - i0)
-                rows = count * ratio
-                tall = round_up(rows, STEP)
-                row = segment[0] + i0
-                _clear_rows(work, panel, rows, tall, width)
-                gather_queries(q, row, count, group, groups, scale, width, work, panel)
-                _pack_turned(address(work, panel), address(work, turned), tall, width)
-                _pack_rows(address(work, panel), address(work, queries), tall, width)
-                gather_queries(dout, row, count, group, groups, ONE, width, work, panel)
-                _pack_turned(address(work, panel), address(work, turned_gradients), tall, width)
-                _pack_rows(address(work, panel), address(work, gradients), tall, width)
-                for i in range(rows):
-                    r, head = row + i // ratio, group * ratio + i % ratio
-                    work[logsumexps + i] = lse[r, head]
-                    work[deltas + i] = delta[r, head]
-                    work[positions + i] = np.float32(context + i0 + i // ratio + shift - first_key)
-                for i in range(rows, tall):
-                    work[logsumexps + i] = ZERO
-                    work[deltas + i] = ZERO
-                    work[positions + i] = NEVER
-                _multiply_split(
-                    address(work, left_keys),
-                    width,
-                    address(work, turned),
-                    address(work, scores),
-                    KEY_BLOCK,
-                    tall,
-                )
-                _multiply_split(
-                    address(work, left_values),
-                    width,
-                    address(work, turned_gradients),
-                    address(work, products),
-                    KEY_BLOCK,
-                    tall,
-                )
-                for j in range(KEY_BLOCK):
-                    inside = low_key <= first_key + j < high_key
-                    nearest = fill_lanes(np.float32(j))
-                    farthest = fill_lanes(np.float32(j + window - 1))
-                    place = j * tall
-                    for i in range(0, tall, WIDTH):
-                        weight = fill_lanes(ZERO)
-                        slope = weight
-                        if inside:
-                            score = load_lanes(work, scores + place + i)
-                            gradient = load_lanes(work, products + place + i) - load_lanes(work, deltas + i)
-                            if softcap > ZERO:
-                                tanh = tanh_lanes(score * (ONE / softcap))
-                                score = tanh * softcap
-                                gradient = gradient * (fill_lanes(ONE) - tanh * tanh)
-                            weight = exp_lanes(score - load_lanes(work, logsumexps + i))
-                            slope = weight * gradient
-                            mine = load_lanes(work, positions + i)
-                            weight = keep_not_below(weight, mine, nearest)
-                            slope = keep_not_below(slope, mine, nearest)
-                            if window > 0:
-                                weight = keep_not_below(weight, farthest, mine)
-                                slope = keep_not_below(slope, farthest, mine)
-                        store_bfloats(address(work, weights) + 2 * (place + i), weight)
-                        store_bfloats(address(work, slopes) + 2 * (place + i), slope)
-                _accumulate(
-                    address(work, weights),
-                    tall,
-                    address(work, gradients),
-                    address(work, value_sums),
-                    KEY_BLOCK,
-                    width,
-                )
-                _accumulate(
-                    address(work, slopes),
-                    tall,
-                    address(work, queries),
-                    address(work, key_sums),
-                    KEY_BLOCK,
-                    width,
-                )
+    for block in range(earliest_block, stop, KEY_BLOCK):
+        depth = min(KEY_BLOCK, stop - block)
+        shared = min(max(context - block, 0), depth)
+        shared_at = (context_row + block) * key_pitch + key_chosen
+        own_at = (own_row + block + shared - context) * key_pitch + key_chosen
+        lower = panel_at + 4 * shared * width
+        clear(panel_at + 4 * depth * width, (KEY_BLOCK - depth) * width)
+        gather(address(v, 0) + shared_at, key_pitch, shared, size, ONE, panel_at, width)
+        gather(address(v, 0) + own_at, key_pitch, depth - shared, size, ONE, lower, width)
+        split_left(panel_at, address(work, values), KEY_BLOCK, width)
+        gather(address(k, 0) + shared_at, key_pitch, shared, size, ONE, panel_at, width)
+        gather(address(k, 0) + own_at, key_pitch, depth - shared, size, ONE, lower, width)
+        split_left(panel_at, address(work, keys), KEY_BLOCK, width)
+        pack_turned(panel_at, address(work, turned_keys), KEY_BLOCK, width, address(work, scores))
+        clear(address(work, key_sums), 2 * KEY_BLOCK * width)
+        # Positions count from the chunk's first query.
+        key = block - position
+        for strip in range(0, tall, STRIP):
+            squares = min(STRIP, tall - strip) // SQUARE
+            # Each round multiplies a square and softens the one before.
+            hidden, target = ALL, address(work, scores)
+            mine, table, weights_at, slopes_at, pairs_at = 0, 0, 0, 0, 0
+            for n in range(2 * squares + 1):
+                following, i, half = ALL, strip + n // 2 * SQUARE, n % 2
+                if n < 2 * squares:
+                    earliest, latest = i // ratio, min(i + SQUARE - 1, rows - 1) // ratio
+                    following = what_is_hidden(key + SQUARE * half, earliest, latest, window)
+                    if following == ALL:
+                        continue
+                before = 2 * address(work, scores) + 2 * SQUARE_BYTES - target
+                if softcap > ZERO and hidden != ALL:
+                    _cap(before, table, softcap)
+                if n < 2 * squares:
+                    operand = TILE_PAIR * 2 * half * steps
+                    _multiply(
+                        address(work, keys) + operand,
+                        address(work, turned_queries) + 4 * i * width,
+                        address(work, values) + operand,
+                        address(work, turned_gradients) + 4 * i * width,
+                        target,
+                        steps,
+                        0 if hidden == ALL else HALF,
+                        hidden,
+                        before,
+                        table,
+                        weights_at,
+                        slopes_at,
+                        pairs_at,
+                        mine,
+                        window,
+                    )
+                elif hidden != ALL:
+                    _soften(0, HALF, hidden, before, table, weights_at, slopes_at, pairs_at, mine, window)
+                hidden, target, mine = following, before, key + SQUARE * half
+                table = address(work, tables + i // SQUARE * QUERY_TABLE)
+                tile = TILE_BYTES * (2 * half * SQUARES + n // 2)
+                weights_at, slopes_at = address(work, weights) + tile, address(work, slopes) + tile
+                pairs_at = address(work, pairs) + 2 * TILE_BYTES * n
+            for c in range(squares):
+                i = strip + SQUARE * c
+                earliest, latest = i // ratio, min(i + SQUARE - 1, rows - 1) // ratio
+                low, high = 2, 0
+                for half in range(2):
+                    if what_is_hidden(key + SQUARE * half, earliest, latest, window) != ALL:
+                        low, high = min(low, half), half + 1
+                for d in range(0, width, STEP):
+                    add_square(
+                        address(work, turned_keys) + TILE_BYTES * (d // HALF * 2 + low),
+                        2 * TILE_BYTES,
+                        address(work, pairs) + 2 * TILE_BYTES * (2 * c + low),
+                        2 * TILE_BYTES,
+                        sums_at + 4 * i * width + 4 * SQUARE * d,
+                        4 * SQUARE,
+                        high - low,
+                    )
+            for half in range(2):
+                low, high = squares, 0
+                for c in range(squares):
+                    i = strip + SQUARE * c
+                    earliest, latest = i // ratio, min(i + SQUARE - 1, rows - 1) // ratio
+                    if what_is_hidden(key + SQUARE * half, earliest, latest, window) != ALL:
+                        low, high = min(low, c), c + 1
+                tile = TILE_BYTES * (2 * half * SQUARES + low)
+                for d in range(0, width, STEP):
+                    operand = 2 * (strip + SQUARE * low) * width + TILE_BYTES * (d // HALF)
+                    target = 4 * (SQUARE * half * width + d)
+                    add_square(
+                        address(work, weights) + tile,
+                        SQUARES * TILE_BYTES,
+                        address(work, gradients) + operand,
+                        2 * SQUARE * width,
+                        address(work, value_sums) + target,
+                        4 * width,
+                        high - low,
+                    )
+                    add_square(
+                        address(work, slopes) + tile,
+                        SQUARES * TILE_BYTES,
+                        address(work, queries) + operand,
+                        2 * SQUARE * width,
+                        address(work, key_sums) + target,
+                        4 * width,
+                        high - low,
+                    )
+        oldest = wait_for_turn(progress, segments, chunks, oldest, task, block)
+        for sums_of, target in ((key_sums, address(dk, 0)), (value_sums, address(dv, 0))):
+            source = address(work, sums_of)
+            scatter_add(source, width, shared, size, target + shared_at, key_pitch)
+            source += 4 * shared * width
+            scatter_add(source, width, depth - shared, size, target + own_at, key_pitch)
+        report_progress(progress, task, block + KEY_BLOCK)
     tiles_release()
-    if touched:
-        for j in range(last_key - first_key):
-            place = ((first_key + j) * groups + group) * size
-            add_row(work, key_sums + j * width, size, dk, place)
-            add_row(work, value_sums + j * width, size, dv, place)
+    report_progress(progress, task, FINISHED)
+
+    for i in range(0, tall, HALF):
+        source = sums + i // SQUARE * SQUARE * width + i % SQUARE
+        for d in range(0, width, HALF):
+            transpose_square(work, source + SQUARE * d, SQUARE, work, panel + i * width + d, width)
+    for i in range(count):
+        source = panel_at + 4 * i * ratio * width
+        scatter(source, width, ratio, size, scale, address(dq, 0) + skipped + i * pitch, 4 * size)
 
 
-QUERY_TILES_ADDRESS = compiled_address(query_tiles_gradient, QUERY_GRADIENT)
-KEY_TILES_ADDRESS = compiled_address(key_tiles_gradient, KEY_GRADIENT)
+call_chunk_gradient = indirect_call(CHUNK_GRADIENT)
+CHUNK_GRADIENT_ADDRESS = compiled_address(chunk_gradient, CHUNK_GRADIENT)
+
+
+@njit(
+    NONE(
+        *(INT, IN3, IN3, IN3, IN3, IN3, IN2, WHOLE2, WHOLE2, INT, F32, INT, F32, OUT3, OUT3, OUT3),
+        *(OUT1, INT, COUNTER, COUNTER, INT),
+    ),
+    **PARALLEL,
+)
+def tile_gradients(
+    kernel: Any,
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    segments: Any,
+    chunks: Any,
+    chunk: Any,
+    scale: Any,
+    window: Any,
+    softcap: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    work: Any,
+    stride: Any,
+    progress: Any,
+    counter: Any,
+    threads: Any,
+) -> None:
+    """All tasks. Thread n works in work[n · stride :]; `counter` and `progress`, one a task, are zeros."""
+    tasks = chunks.shape[0]
+    for n in prange(threads):
+        base = np.int64(n * stride)
+        ticket = take_ticket(counter)
+        while ticket < tasks * k.shape[1]:
+            group = ticket // tasks
+            call_chunk_gradient(
+                kernel,
+                dout,
+                q,
+                k,
+                v,
+                out,
+                lse,
+                segments,
+                chunks,
+                ticket % tasks,
+                chunk,
+                group,
+                scale,
+                window,
+                softcap,
+                dq,
+                dk,
+                dv,
+                work,
+                base,
+                progress[group * tasks : (group + 1) * tasks],
+            )
+            ticket = take_ticket(counter)

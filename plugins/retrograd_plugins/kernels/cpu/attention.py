@@ -10,7 +10,7 @@ from retrograd_hookspecs import BuildContext, Component, KernelImpl, NoConfig, h
 
 def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
     """Compile the kernels, or load them from Numba's cache."""
-    from ._attention_ops import Attention, tile_passes
+    from ._attention_ops import Attention, load_tile_backward
     from ._simd_features import jit_disabled
 
     ops = Attention()
@@ -19,7 +19,7 @@ def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
         KernelImpl(op="attention_backward", fn=ops.attention_backward, variant="numba"),
     ]
     if "amx" in context.service("backend").variants and not jit_disabled():
-        tiles = Attention(tile_passes)
+        tiles = Attention(load_tile_backward)
         kernels.append(
             KernelImpl(op="attention_backward", fn=tiles.attention_backward, priority=10, variant="amx")
         )

@@ -1,0 +1,148 @@
+"""What the tiled backward pass of attention does with scores: one operation on two rows of keys.
+
+Source: 2^x from its exponent's bits and a polynomial, as in S. L. Moshier's Cephes, `exp2f`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from ._math_lanes import INT_VECTOR, VECTOR, multiply_add_vectors
+from ._rows_kinds import TILE_BYTES
+from ._simd import F32, I16, I32, I64, WIDTH, compiled_form, constant_vector, function, splat
+from ._simd_tiles import BFloatType
+
+VISIBLE, CAUSAL, WINDOWED, ALL = 0, 1, 2, 3
+"""What is hidden in a square: nothing, later keys than a query, also too early ones, or all keys."""
+SQUARE = 32
+"""Keys and queries of a square."""
+QUERY_TABLE = 3 * SQUARE
+"""float32 that the queries of a square need: −lse·log2(e), delta and position, one row each."""
+LOG2_E = 1.4426950408889634
+NEGLIGIBLE = -60.0
+"""No weight is below 2^-60, which a sum of weights to 1 does not feel: products of less are slow denormals."""
+POWER_POLYNOMIAL = (
+    9.570102e-3,
+    5.5917870e-2,
+    2.40247448e-1,
+    6.93121815e-1,
+    9.99999261e-1,
+)
+"""2^r on |r| <= 1/2 with a relative error below 4e-6, highest power first: weights are rounded to 8 bits."""
+MAGIC = 12582912.0
+"""Adding 1.5·2^23 rounds to an integer, which is then in the low bits."""
+LINE = 64
+
+
+def _constant(value: float) -> Any:
+    return constant_vector(F32, [float(np.float32(value))] * WIDTH)
+
+
+def _load(builder: Any, base: Any, offset: int) -> Any:
+    place = builder.add(base, ir.Constant(I64, offset))
+    return builder.load(builder.inttoptr(place, VECTOR.as_pointer()), align=LINE)
+
+
+def _store(builder: Any, base: Any, offset: int, value: Any) -> None:
+    place = builder.add(base, ir.Constant(I64, offset))
+    builder.store(value, builder.inttoptr(place, value.type.as_pointer()), align=LINE)
+
+
+def _power(builder: Any, x: Any) -> Any:
+    """2^x of lanes up to 126; 2^-60 below."""
+    low = _constant(NEGLIGIBLE)
+    x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    shifted = builder.fadd(x, _constant(MAGIC))
+    rest = builder.fsub(x, builder.fsub(shifted, _constant(MAGIC)))
+    value = _constant(POWER_POLYNOMIAL[0])
+    for coefficient in POWER_POLYNOMIAL[1:]:
+        value = multiply_add_vectors(builder, value, rest, _constant(coefficient))
+    exponent = builder.shl(builder.bitcast(shifted, INT_VECTOR), constant_vector(I32, [23] * WIDTH))
+    return builder.bitcast(builder.add(builder.bitcast(value, INT_VECTOR), exponent), VECTOR)
+
+
+def _narrowed(builder: Any, first: Any, second: Any) -> Any:
+    """Two vectors as int16 bits of bfloat16 in one, rounded to nearest even."""
+    kind = ir.VectorType(BFloatType(), 2 * WIDTH)
+    convert = function(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, [VECTOR, VECTOR])
+    return builder.bitcast(builder.call(convert, [second, first]), ir.VectorType(I16, 2 * WIDTH))
+
+
+def _gradient_rows(hidden: Any, *rest: Any) -> Any:
+    if len(rest) != 8 or not isinstance(hidden, types.IntegerLiteral):
+        return None
+    kind = hidden.literal_value
+
+    def emit(
+        builder: Any,
+        _: Any,
+        scores: Any,
+        products: Any,
+        table: Any,
+        weights: Any,
+        slopes: Any,
+        pairs: Any,
+        key: Any,
+        window: Any,
+    ) -> None:
+        narrowed = []
+        zero = _constant(0.0)
+        for row in range(2):
+            mine = builder.add(key, ir.Constant(I64, row))
+            nearest = splat(builder, builder.sitofp(mine, F32))
+            last = builder.sub(builder.add(mine, window), ir.Constant(I64, 1))
+            farthest = splat(builder, builder.sitofp(last, F32))
+            found = []
+            for half in range(2):
+                at = 4 * WIDTH * half
+                place = 4 * SQUARE * row + at
+                power = multiply_add_vectors(
+                    builder, _load(builder, scores, place), _constant(LOG2_E), _load(builder, table, at)
+                )
+                weight = _power(builder, power)
+                delta = _load(builder, table, 4 * SQUARE + at)
+                slope = builder.fmul(weight, builder.fsub(_load(builder, products, place), delta))
+                if kind != VISIBLE:
+                    position = _load(builder, table, 8 * SQUARE + at)
+                    seen = builder.fcmp_ordered(">=", position, nearest)
+                    if kind == WINDOWED:
+                        seen = builder.and_(seen, builder.fcmp_ordered(">=", farthest, position))
+                    weight, slope = (builder.select(seen, one, zero) for one in (weight, slope))
+                found.append((weight, slope))
+            (weight, slope), (next_weight, next_slope) = found
+            _store(builder, weights, LINE * row, _narrowed(builder, weight, next_weight))
+            narrow = _narrowed(builder, slope, next_slope)
+            _store(builder, slopes, LINE * row, narrow)
+            narrowed.append(narrow)
+        for half in range(2):
+            numbers = [WIDTH * half + lane // 2 + 2 * WIDTH * (lane % 2) for lane in range(2 * WIDTH)]
+            both = builder.shuffle_vector(*narrowed, constant_vector(I32, numbers))
+            _store(builder, pairs, TILE_BYTES * half, both)
+
+    return types.void, (hidden, *[types.int64] * 8), emit
+
+
+@compiled_form(_gradient_rows, literals=True)
+def gradient_rows(
+    hidden: int,
+    scores: int,
+    products: int,
+    table: int,
+    weights: int,
+    slopes: int,
+    pairs: int,
+    key: int,
+    window: int,
+) -> None:
+    """Weights p and slopes p · (dp − delta) of two keys, from `key` on, and the 32 queries of a square.
+
+    `scores` and `products` dp are two rows of 32 float32. Both results are rounded to bfloat16: two rows of
+    32 each, 64 bytes apart, and the slopes once more at `pairs`, the two keys' values of each query side by
+    side, 16 queries there and 16 a tile (1024 bytes) behind. `hidden` is a literal, `table` a row of
+    `QUERY_TABLE` float32, in which positions count as `key` does.
+    """
+    raise RuntimeError("gradient_rows has a compiled form only")

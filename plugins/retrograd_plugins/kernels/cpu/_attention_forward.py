@@ -20,7 +20,6 @@ from ._attention_blocks import (
     gather_keys,
     gather_queries,
     multiply_keys,
-    queries_per_block,
     round_up,
     scale_row,
     transpose_panel,
@@ -161,7 +160,8 @@ ATTEND_ADDRESS = compiled_address(attend, ATTEND)
 
 
 @njit(
-    NONE(INT, IN3, IN3, IN3, WHOLE2, WHOLE2, F32, INT, F32, OUT3, OUT2, OUT1, INT, COUNTER, INT), **PARALLEL
+    NONE(INT, IN3, IN3, IN3, WHOLE2, WHOLE2, INT, F32, INT, F32, OUT3, OUT2, OUT1, INT, COUNTER, INT),
+    **PARALLEL,
 )
 def forward(
     kernel: Any,
@@ -170,6 +170,7 @@ def forward(
     v: Any,
     segments: Any,
     blocks: Any,
+    block: Any,
     scale: Any,
     window: Any,
     softcap: Any,
@@ -180,13 +181,12 @@ def forward(
     counter: Any,
     threads: Any,
 ) -> None:
-    """All tasks (block of queries, key/value head), handed out one at a time to `kernel`, an `attend`.
+    """All tasks (at most `block` queries, key/value head), handed out one at a time to `kernel`, an `attend`.
 
     Which thread takes a task changes nothing in the result. Thread n works in work[n · stride :];
     `counter` is one int64 of scratch.
     """
     groups = k.shape[1]
-    block = queries_per_block(q.shape[1], groups)
     tasks = blocks.shape[0] * groups
     counter[0] = 0
     for n in prange(threads):

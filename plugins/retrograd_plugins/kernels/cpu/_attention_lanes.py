@@ -1,20 +1,21 @@
-"""What the tiled backward pass of attention does with scores: one operation on two rows of keys.
+"""What attention on tiles does with scores: operations on rows of keys, with queries side by side.
 
 Source: 2^x from its exponent's bits and a polynomial, as in S. L. Moshier's Cephes, `exp2f`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 
+from ._attention_halves import narrowed
 from ._math_lanes import INT_VECTOR, VECTOR, multiply_add_vectors
 from ._rows_kinds import TILE_BYTES
-from ._simd import F32, I16, I32, I64, WIDTH, compiled_form, constant_vector, function, splat
-from ._simd_tiles import BFloatType
+from ._simd import F32, FLOATS, I32, I64, WIDTH, compiled_form, constant_vector, splat
 
 VISIBLE, CAUSAL, WINDOWED, ALL = 0, 1, 2, 3
 """What is hidden in a square: nothing, later keys than a query, also too early ones, or all keys."""
@@ -33,6 +34,8 @@ POWER_POLYNOMIAL = (
     9.99999261e-1,
 )
 """2^r on |r| <= 1/2 with a relative error below 4e-6, highest power first: weights are rounded to 8 bits."""
+EXACT_POLYNOMIAL = (1.326472715e-3, 9.67151264e-3, 5.5507337434e-2, 2.40222421e-1, 6.93146978e-1, 1.0)
+"""2^r on |r| <= 1/2 with a relative error below 2e-7 and exact at 0, highest power first."""
 MAGIC = 12582912.0
 """Adding 1.5·2^23 rounds to an integer, which is then in the low bits."""
 LINE = 64
@@ -52,24 +55,51 @@ def _store(builder: Any, base: Any, offset: int, value: Any) -> None:
     builder.store(value, builder.inttoptr(place, value.type.as_pointer()), align=LINE)
 
 
-def _power(builder: Any, x: Any) -> Any:
-    """2^x of lanes up to 126; 2^-60 below."""
-    low = _constant(NEGLIGIBLE)
-    x = builder.select(builder.fcmp_ordered("<", x, low), low, x)
-    shifted = builder.fadd(x, _constant(MAGIC))
-    rest = builder.fsub(x, builder.fsub(shifted, _constant(MAGIC)))
-    value = _constant(POWER_POLYNOMIAL[0])
-    for coefficient in POWER_POLYNOMIAL[1:]:
+def _scaled(builder: Any, rest: Any, shifted: Any, polynomial: Sequence[float]) -> Any:
+    """2^rest, a polynomial, times 2^n, where `shifted` holds n in its low bits."""
+    value = _constant(polynomial[0])
+    for coefficient in polynomial[1:]:
         value = multiply_add_vectors(builder, value, rest, _constant(coefficient))
     exponent = builder.shl(builder.bitcast(shifted, INT_VECTOR), constant_vector(I32, [23] * WIDTH))
     return builder.bitcast(builder.add(builder.bitcast(value, INT_VECTOR), exponent), VECTOR)
 
 
-def _narrowed(builder: Any, first: Any, second: Any) -> Any:
-    """Two vectors as int16 bits of bfloat16 in one, rounded to nearest even."""
-    kind = ir.VectorType(BFloatType(), 2 * WIDTH)
-    convert = function(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, [VECTOR, VECTOR])
-    return builder.bitcast(builder.call(convert, [second, first]), ir.VectorType(I16, 2 * WIDTH))
+def _not_below(builder: Any, x: Any, low: float) -> Any:
+    """The larger of lanes and a number; lanes that are none stay."""
+    bound = _constant(low)
+    return builder.select(builder.fcmp_ordered("<", x, bound), bound, x)
+
+
+def _power(builder: Any, x: Any) -> Any:
+    """2^x of lanes up to 126; 2^-60 below."""
+    x = _not_below(builder, x, NEGLIGIBLE)
+    shifted = builder.fadd(x, _constant(MAGIC))
+    rest = builder.fsub(x, builder.fsub(shifted, _constant(MAGIC)))
+    return _scaled(builder, rest, shifted, POWER_POLYNOMIAL)
+
+
+def _emit_weight(builder: Any, x: Any) -> Any:
+    x = _not_below(builder, x, NEGLIGIBLE / LOG2_E)
+    shifted = multiply_add_vectors(builder, x, _constant(LOG2_E), _constant(MAGIC))
+    whole = builder.fsub(_constant(MAGIC), shifted)
+    rest = multiply_add_vectors(builder, x, _constant(LOG2_E), whole)
+    return _scaled(builder, rest, shifted, EXACT_POLYNOMIAL)
+
+
+@compiled_form(lambda x: (FLOATS, (FLOATS,), _emit_weight))
+def weight_lanes(x: Any) -> Any:
+    """exp(x) of x <= 0 with a relative error of float32, 2^-60 below."""
+    raise RuntimeError("weight_lanes has a compiled form only")
+
+
+def _emit_visible(builder: Any, lanes: Any, value: Any, bound: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">=", value, bound), lanes, _constant(float("-inf")))
+
+
+@compiled_form(lambda lanes, value, bound: (FLOATS, (FLOATS,) * 3, _emit_visible))
+def keep_visible(lanes: Any, value: Any, bound: Any) -> Any:
+    """The lanes where value >= bound, and −inf in the rest."""
+    raise RuntimeError("keep_visible has a compiled form only")
 
 
 def _gradient_rows(hidden: Any, *rest: Any) -> Any:
@@ -89,7 +119,7 @@ def _gradient_rows(hidden: Any, *rest: Any) -> Any:
         key: Any,
         window: Any,
     ) -> None:
-        narrowed = []
+        rounded = []
         zero = _constant(0.0)
         for row in range(2):
             mine = builder.add(key, ir.Constant(I64, row))
@@ -114,13 +144,13 @@ def _gradient_rows(hidden: Any, *rest: Any) -> Any:
                     weight, slope = (builder.select(seen, one, zero) for one in (weight, slope))
                 found.append((weight, slope))
             (weight, slope), (next_weight, next_slope) = found
-            _store(builder, weights, LINE * row, _narrowed(builder, weight, next_weight))
-            narrow = _narrowed(builder, slope, next_slope)
+            _store(builder, weights, LINE * row, narrowed(builder, weight, next_weight))
+            narrow = narrowed(builder, slope, next_slope)
             _store(builder, slopes, LINE * row, narrow)
-            narrowed.append(narrow)
+            rounded.append(narrow)
         for half in range(2):
             numbers = [WIDTH * half + lane // 2 + 2 * WIDTH * (lane % 2) for lane in range(2 * WIDTH)]
-            both = builder.shuffle_vector(*narrowed, constant_vector(I32, numbers))
+            both = builder.shuffle_vector(*rounded, constant_vector(I32, numbers))
             _store(builder, pairs, TILE_BYTES * half, both)
 
     return types.void, (hidden, *[types.int64] * 8), emit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numba
 import numpy as np
@@ -31,8 +30,89 @@ SERIAL_PRODUCTS = 1 << 18
 
 Work = Callable[[str, int], Array]
 """`work(name, elements)`: float32 scratch memory of the calling thread, with what was left in it."""
+Forward = Callable[..., None]
+"""Attention of arrays that fit: the arguments of `attention`, then threads and `Work`."""
 Backward = Callable[..., None]
 """Gradients on arrays that fit: the arguments of `attention_backward`, then threads and `Work`."""
+
+
+def float_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: Array,
+    lse: Array,
+    threads: int,
+    work: Work,
+) -> None:
+    """Products in float32."""
+    block, rows, width = block_shape(q, k)
+    stride = line(forward_scratch(rows, width))
+    forward(
+        ATTEND_ADDRESS,
+        q,
+        k,
+        v,
+        segments,
+        query_blocks(segments, block),
+        block,
+        scale,
+        window,
+        softcap,
+        out,
+        lse,
+        work("work", stride * threads),
+        stride,
+        np.empty(1, np.int64),
+        threads,
+    )
+
+
+def load_tile_forward() -> Forward:
+    """Products of AMX tiles, of operands in halves; compiled when this is called."""
+    from ._attention_packs import queries_per_chunk
+    from ._attention_tiles_forward import ATTEND_TILES_ADDRESS, tile_forward_scratch
+
+    def tile_forward(
+        q: Array,
+        k: Array,
+        v: Array,
+        segments: Array,
+        scale: float,
+        window: int,
+        softcap: float,
+        out: Array,
+        lse: Array,
+        threads: int,
+        work: Work,
+    ) -> None:
+        (_, heads, size), groups = q.shape, k.shape[1]
+        chunk = queries_per_chunk(heads, groups, size)
+        stride = line(tile_forward_scratch(chunk * heads // groups, size))
+        forward(
+            ATTEND_TILES_ADDRESS,
+            q,
+            k,
+            v,
+            segments,
+            query_blocks(segments, chunk),
+            chunk,
+            scale,
+            window,
+            softcap,
+            out,
+            lse,
+            work("work", stride * threads),
+            stride,
+            np.empty(1, np.int64),
+            threads,
+        )
+
+    return tile_forward
 
 
 def float_backward(
@@ -101,7 +181,8 @@ def float_backward(
 
 def load_tile_backward() -> Backward:
     """Products of AMX tiles, of bfloat16, in one pass; compiled when this is called."""
-    from ._attention_tiles import CHUNK_GRADIENT_ADDRESS, queries_per_chunk, tile_gradients, tile_scratch
+    from ._attention_packs import queries_per_chunk
+    from ._attention_tiles import CHUNK_GRADIENT_ADDRESS, tile_gradients, tile_scratch
 
     def tile_backward(
         dout: Array,
@@ -154,8 +235,13 @@ def load_tile_backward() -> Backward:
 class Attention:
     """The two ops and their scratch memory, which grows to what the largest call needs."""
 
-    def __init__(self, load_backward: Callable[[], Backward] = lambda: float_backward) -> None:
-        self._load_backward = load_backward
+    def __init__(
+        self,
+        load_forward: Callable[[], Forward] = lambda: float_forward,
+        load_backward: Callable[[], Backward] = lambda: float_backward,
+    ) -> None:
+        self._load_forward, self._load_backward = load_forward, load_backward
+        self._forward: Forward | None = None
         self._backward: Backward | None = None
         # A call releases the interpreter lock, so each Python thread has scratch of its own.
         self._scratch = threading.local()
@@ -190,25 +276,9 @@ class Attention:
         if not covered:
             out.fill(0.0)
             lse.fill(-np.inf)
-        block, rows, width = block_shape(q, k)
-        stride = line(forward_scratch(rows, width))
-        forward(
-            ATTEND_ADDRESS,
-            q,
-            k,
-            v,
-            segments,
-            query_blocks(segments, block),
-            scale,
-            window,
-            softcap,
-            out,
-            lse,
-            self._work("work", stride * threads),
-            stride,
-            np.empty(1, np.int64),
-            threads,
-        )
+        if self._forward is None:
+            self._forward = self._load_forward()
+        self._forward(q, k, v, segments, scale, window, softcap, out, lse, threads, self._work)
 
     def attention_backward(
         self,

@@ -12,8 +12,10 @@ from typing import Any
 
 from numba import njit
 
-from ._attention_blocks import ZERO
-from ._math_common import SERIAL
+from ._attention_blocks import ZERO, round_up
+from ._attention_halves import halve, halve_turned
+from ._attention_lanes import ALL, CAUSAL, SQUARE, VISIBLE, WINDOWED
+from ._math_common import INT, SERIAL
 from ._math_lanes import fill_lanes
 from ._rows_kinds import TILE_BYTES, TILE_PAIR
 from ._simd import WIDTH
@@ -21,8 +23,6 @@ from ._simd_memory import peek, poke
 from ._simd_tiles import (
     convert_bfloats,
     pack_tile_from_columns,
-    pack_tiles_from_rows,
-    split_bfloats,
     tile_load,
     tile_multiply,
     tile_store,
@@ -37,7 +37,35 @@ HALF = 16
 """Rows and columns of a tile."""
 LINE = 64
 """Bytes of a tile's row."""
+CHUNK_ROWS = 384
+"""Rows (queries times heads that share a key/value head) of a chunk, at most."""
+CHUNK_FLOATS = 1 << 16
+"""Elements of a chunk's panel, at most: 16 bytes each is half of the second cache."""
 INLINE: Mapping[str, Any] = MappingProxyType({"inline": "always"})
+
+
+@njit(**SERIAL)
+def tile_width(size: Any) -> Any:
+    """Columns of a panel of heads of `size`."""
+    return round_up(size, STEP)
+
+
+@njit(INT(INT, INT, INT), **SERIAL)
+def queries_per_chunk(heads: Any, groups: Any, size: Any) -> Any:
+    """Queries of a chunk, at least one."""
+    rows = min(CHUNK_ROWS, CHUNK_FLOATS // tile_width(size))
+    return max(1, rows // (heads // groups))
+
+
+@njit(**SERIAL)
+def what_is_hidden(key: Any, earliest: Any, latest: Any, window: Any) -> Any:
+    """What 32 keys from position `key` on hide from queries at positions [earliest, latest]."""
+    last = key + SQUARE - 1
+    if key > latest or (window > 0 and last <= earliest - window):
+        return ALL
+    if window > 0 and key <= latest - window:
+        return WINDOWED
+    return CAUSAL if last > earliest else VISIBLE
 
 
 @njit(**SERIAL)
@@ -60,6 +88,16 @@ def clear(target: Any, count: Any) -> None:
     """Zero `count` float32, whole lanes."""
     for i in range(0, count, WIDTH):
         put_lanes(target + 4 * i, fill_lanes(ZERO))
+
+
+@njit(**SERIAL)
+def gather_chunk(
+    source: Any, pitch: Any, count: Any, ratio: Any, size: Any, factor: Any, panel: Any, width: Any, tall: Any
+) -> None:
+    """Panel of `count` queries of `ratio` heads each, filled up with zeros to `tall` rows."""
+    for i in range(count):
+        gather(source + i * pitch, 4 * size, ratio, size, factor, panel + 4 * i * ratio * width, width)
+    clear(panel + 4 * count * ratio * width, (tall - count * ratio) * width)
 
 
 @njit(**SERIAL)
@@ -94,7 +132,7 @@ def split_left(source: Any, target: Any, rows: Any, width: Any) -> None:
     for i in range(rows):
         place = target + TILE_PAIR * (i // HALF * (width // STEP)) + LINE * (i % HALF)
         for d in range(0, width, STEP):
-            split_bfloats(source + 4 * (i * width + d), place, place + TILE_BYTES)
+            halve(source + 4 * (i * width + d), place)
             place += TILE_PAIR
 
 
@@ -104,7 +142,7 @@ def split_right(source: Any, target: Any, rows: Any, width: Any) -> None:
     for i in range(0, rows, HALF):
         place = target + TILE_PAIR * (i // STEP * 2 * (width // STEP) + i // HALF % 2)
         for d in range(0, width, STEP):
-            pack_tiles_from_rows(source + 4 * (i * width + d), 4 * width, place, place + TILE_BYTES)
+            halve_turned(source + 4 * (i * width + d), 4 * width, place)
             place += 2 * TILE_PAIR
 
 
@@ -128,6 +166,19 @@ def pack_turned(source: Any, target: Any, rows: Any, width: Any, spare: Any) -> 
             for row in range(HALF):
                 convert_bfloats(spare + 4 * STEP * row, target + LINE * row)
             target += TILE_BYTES
+
+
+@njit(**SERIAL)
+def split_turned(source: Any, target: Any, rows: Any, width: Any, spare: Any) -> None:
+    """As `pack_turned`, in halves."""
+    for d in range(0, width, HALF):
+        for i in range(0, rows, STEP):
+            for half in range(2):
+                place = source + 4 * ((i + HALF * half) * width + d)
+                transpose_floats(HALF, place, 4 * width, spare + LINE * half, 4 * STEP)
+            for row in range(HALF):
+                halve(spare + 4 * STEP * row, target + LINE * row)
+            target += TILE_PAIR
 
 
 @njit(**INLINE)
@@ -198,3 +249,30 @@ def add_square(left: Any, group: Any, right: Any, jump: Any, target: Any, stride
         left += TILE_BYTES
         right += jump
     store_square(target, stride)
+
+
+@njit(**SERIAL)
+def split_square(left: Any, right: Any, target: Any, steps: Any) -> None:
+    """32 by 32 float32 at `target` = 32 rows of a split left by 32 columns of a split right operand."""
+    lower = left + TILE_PAIR * steps
+    zero_square()
+    for _ in range(steps):
+        split_step(left, lower, right)
+        left += TILE_PAIR
+        lower += TILE_PAIR
+        right += 2 * TILE_PAIR
+    store_square(target, 4 * STEP)
+
+
+@njit(**SERIAL)
+def add_split_square(left: Any, group: Any, right: Any, target: Any, steps: Any) -> None:
+    """As `split_square`, added to `target`; the left operand's lower 16 rows lie `group` bytes behind."""
+    tile_load(0, target, 4 * STEP)
+    tile_load(1, target + LINE, 4 * STEP)
+    tile_load(2, target + HALF * 4 * STEP, 4 * STEP)
+    tile_load(3, target + HALF * 4 * STEP + LINE, 4 * STEP)
+    for _ in range(steps):
+        split_step(left, left + group, right)
+        left += TILE_PAIR
+        right += 2 * TILE_PAIR
+    store_square(target, 4 * STEP)

@@ -28,7 +28,7 @@ from ._attention_blocks import (
     ZERO,
     round_up,
 )
-from ._attention_lanes import ALL, CAUSAL, LOG2_E, QUERY_TABLE, SQUARE, VISIBLE, WINDOWED, gradient_rows
+from ._attention_lanes import ALL, CAUSAL, LOG2_E, QUERY_TABLE, SQUARE, VISIBLE, gradient_rows
 from ._attention_packs import (
     HALF,
     LINE,
@@ -36,6 +36,7 @@ from ._attention_packs import (
     add_square,
     clear,
     gather,
+    gather_chunk,
     pack_right,
     pack_turned,
     scatter,
@@ -44,6 +45,8 @@ from ._attention_packs import (
     split_right,
     split_step,
     store_square,
+    tile_width,
+    what_is_hidden,
     zero_square,
 )
 from ._attention_turns import FINISHED, report_progress, wait_for_turn
@@ -57,28 +60,11 @@ from ._simd_memory import address, take_ticket
 from ._simd_tiles import tiles_configure, tiles_release
 from ._stack_memory import lanes_at, put_lanes
 
-CHUNK_ROWS = 384
-"""Rows (queries times heads that share a key/value head) of a chunk, at most."""
-CHUNK_FLOATS = 1 << 16
-"""Elements of a chunk's panel, at most: 16 bytes each is half of the second cache."""
 STRIP = 128
 """Rows of a chunk whose weights are kept for the sums over them."""
 SQUARES = STRIP // SQUARE
 SQUARE_BYTES = 4 * SQUARE * SQUARE
 LOG2_E_FLOAT = np.float32(LOG2_E)
-
-
-@njit(**SERIAL)
-def tile_width(size: Any) -> Any:
-    """Columns of a panel of heads of `size`."""
-    return round_up(size, STEP)
-
-
-@njit(INT(INT, INT, INT), **SERIAL)
-def queries_per_chunk(heads: Any, groups: Any, size: Any) -> Any:
-    """Queries of a chunk, at least one."""
-    rows = min(CHUNK_ROWS, CHUNK_FLOATS // tile_width(size))
-    return max(1, rows // (heads // groups))
 
 
 @njit(INT(INT, INT), **SERIAL)
@@ -89,27 +75,6 @@ def tile_scratch(rows: Any, size: Any) -> Any:
     panels = 4 * tall + max(tall, KEY_BLOCK) + 9 * KEY_BLOCK // 2
     squares = 4 * SQUARE * SQUARE + 3 * STRIP * KEY_BLOCK // 2
     return panels * width + tall // SQUARE * QUERY_TABLE + squares
-
-
-@njit(**SERIAL)
-def what_is_hidden(key: Any, earliest: Any, latest: Any, window: Any) -> Any:
-    """What 32 keys from position `key` on hide from queries at positions [earliest, latest]."""
-    last = key + SQUARE - 1
-    if key > latest or (window > 0 and last <= earliest - window):
-        return ALL
-    if window > 0 and key <= latest - window:
-        return WINDOWED
-    return CAUSAL if last > earliest else VISIBLE
-
-
-@njit(**SERIAL)
-def _gather_chunk(
-    source: Any, pitch: Any, count: Any, ratio: Any, size: Any, factor: Any, panel: Any, width: Any, tall: Any
-) -> None:
-    """Panel of `count` queries of `ratio` heads each, filled up with zeros to `tall` rows."""
-    for i in range(count):
-        gather(source + i * pitch, 4 * size, ratio, size, factor, panel + 4 * i * ratio * width, width)
-    clear(panel + 4 * count * ratio * width, (tall - count * ratio) * width)
 
 
 @njit(**SERIAL)
@@ -262,8 +227,8 @@ def chunk_gradient(
     row = start + first
     skipped = row * pitch + chosen
     clear(address(work, tables), tall // SQUARE * QUERY_TABLE)
-    _gather_chunk(address(out, 0) + skipped, pitch, count, ratio, size, ONE, sums_at, width, tall)
-    _gather_chunk(address(dout, 0) + skipped, pitch, count, ratio, size, ONE, panel_at, width, tall)
+    gather_chunk(address(out, 0) + skipped, pitch, count, ratio, size, ONE, sums_at, width, tall)
+    gather_chunk(address(dout, 0) + skipped, pitch, count, ratio, size, ONE, panel_at, width, tall)
     for i in range(rows):
         table = tables + i // SQUARE * QUERY_TABLE + i % SQUARE
         work[table] = -lse[row + i // ratio, group * ratio + i % ratio] * LOG2_E_FLOAT
@@ -271,7 +236,7 @@ def chunk_gradient(
         work[table + 2 * SQUARE] = np.float32(i // ratio)
     split_right(panel_at, address(work, turned_gradients), tall, width)
     pack_right(panel_at, address(work, gradients), tall, width)
-    _gather_chunk(address(q, 0) + skipped, pitch, count, ratio, size, scale, panel_at, width, tall)
+    gather_chunk(address(q, 0) + skipped, pitch, count, ratio, size, scale, panel_at, width, tall)
     split_right(panel_at, address(work, turned_queries), tall, width)
     pack_right(panel_at, address(work, queries), tall, width)
     clear(sums_at, tall * width)

@@ -10,7 +10,7 @@ from retrograd_hookspecs import BuildContext, Component, KernelImpl, NoConfig, h
 
 def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
     """Compile the kernels, or load them from Numba's cache."""
-    from ._attention_ops import Attention, load_tile_backward
+    from ._attention_ops import Attention, load_tile_backward, load_tile_forward
     from ._simd_features import jit_disabled
 
     ops = Attention()
@@ -19,10 +19,11 @@ def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
         KernelImpl(op="attention_backward", fn=ops.attention_backward, variant="numba"),
     ]
     if "amx" in context.service("backend").variants and not jit_disabled():
-        tiles = Attention(load_tile_backward)
-        kernels.append(
-            KernelImpl(op="attention_backward", fn=tiles.attention_backward, priority=10, variant="amx")
-        )
+        tiles = Attention(load_tile_forward, load_tile_backward)
+        kernels += [
+            KernelImpl(op="attention", fn=tiles.attention, priority=10, variant="amx"),
+            KernelImpl(op="attention_backward", fn=tiles.attention_backward, priority=10, variant="amx"),
+        ]
     return kernels
 
 

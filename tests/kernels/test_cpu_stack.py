@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from retrograd.gguf import open_model
 from retrograd.kernel_table import FrozenKernelTable
 from retrograd.nn import CausalLM, KeyValueStore, LoraFactors, Run, build_pass
-from retrograd_hookspecs import ONE_BY_ONE, BuildContext, KernelError, KernelImpl, Parameter
+from retrograd_hookspecs import ONE_BY_ONE, OPS, BuildContext, KernelError, KernelImpl, Parameter
 from retrograd_plugins.kernels.cpu import _stack_layout as at
 from retrograd_plugins.kernels.cpu._rows import ROWS_FORMATS
 from retrograd_plugins.kernels.cpu._simd_features import jit_disabled
@@ -27,9 +27,13 @@ from tests.model_support import architecture, build_backend, build_kernels, load
 needs_jit = pytest.mark.skipif(jit_disabled(), reason="about compiled code; the JIT is switched off")
 CONTEXTS = (5, 1, 40, 23, 16)
 ROOM = 64
+FLOAT32: Mapping[str, str] = dict.fromkeys(OPS, "avx512") | {"attention": "numba"}
+"""Variants that round nothing, of the ops that have one."""
 
 
-def make(path: Path, *, rank: int = 0, variants: str = "", table: Any = None, **changes: Any) -> CausalLM:
+def make(
+    path: Path, *, rank: int = 0, variants: Mapping[str, str] | str = "", table: Any = None, **changes: Any
+) -> CausalLM:
     """A model on the cpu; `changes` replace entries of its description."""
     backend = build_backend("cpu")
     file = open_model(path)
@@ -120,7 +124,7 @@ def test_float_weights_give_what_the_modules_give(
 ) -> None:
     """Every architecture: without rounding only the order of sums differs."""
     options, changes = MODELS[number]
-    model = make(tiny_model(**options), rank=rank, variants="avx512", **changes)
+    model = make(tiny_model(**options), rank=rank, variants=FLOAT32, **changes)
     decoding = Decoding(model)
     served = was_fused(model, monkeypatch)
     for runs in (

@@ -25,7 +25,7 @@ QUERY_TABLE = 3 * SQUARE
 """float32 that the queries of a square need: −lse·log2(e), delta and position, one row each."""
 LOG2_E = 1.4426950408889634
 NEGLIGIBLE = -60.0
-"""No weight is below 2^-60, which a sum of weights to 1 does not feel: products of less are slow denormals."""
+"""No weight is below 2^-60, too little for a sum to feel: products of less are slow denormal numbers."""
 POWER_POLYNOMIAL = (
     9.570102e-3,
     5.5917870e-2,

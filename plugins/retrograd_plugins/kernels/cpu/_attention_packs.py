@@ -1,7 +1,8 @@
-"""Operands of the tiled backward pass of attention, and the products of a square.
+"""Operands of attention on tiles, and the products of a square of 32 keys and 32 queries.
 
-Operands are whole tiles of 1024 bytes, one after the other: left ones of 16 rows by 32 steps, right ones of 16
-pairs of steps by 16 columns. *Split* operands are pairs of tiles, the high and the low halves (see `_gemm_amx`).
+Operands are whole tiles of 1024 bytes, one after the other: left ones of 16 rows by 32 steps, right ones of
+16 pairs of steps by 16 columns. *Split* operands are pairs of tiles, of high and of low halves (see
+`_attention_halves`). Three products, low · high + high · high + high · low, then keep float32's precision.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def store_square(target: Any, stride: Any) -> None:
 
 @njit(**SERIAL)
 def add_square(left: Any, group: Any, right: Any, jump: Any, target: Any, stride: Any, steps: Any) -> None:
-    """32 by 32 float32 at `target`, rows `stride` bytes apart, += left · right; nothing if there are no steps.
+    """32 by 32 float32 at `target`, rows `stride` bytes apart, += left · right over `steps`, or none.
 
     The left operand's lower 16 rows lie `group` bytes behind the upper ones, the right one's next step `jump`
     bytes behind the one before.

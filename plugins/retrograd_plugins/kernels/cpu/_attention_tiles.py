@@ -1,8 +1,8 @@
 """Attention backward on AMX tiles: one pass over blocks of keys for each chunk of queries.
 
-Scores and the products dout·v are computed to float32's precision, from halves (see `_gemm_amx`): an error
-of a score multiplies its weight, and dout·v is nearly cancelled by its mean. The operands of the sums that
-follow are rounded to bfloat16; all sums are float32.
+Scores and the products dout·v are computed to float32's precision, from halves (see `_attention_halves`): an
+error of a score multiplies its weight, and dout·v is nearly cancelled by its mean. The operands of the sums
+that follow are rounded to bfloat16; all sums are float32.
 
 A task is a chunk of queries and the heads that share a key/value head. Its operands are packed once and stay
 in the second cache with its dq, while keys go by in blocks. For a square of 32 keys and 32 queries, scores

@@ -1,8 +1,8 @@
 """Attention forward on AMX tiles, with the precision of float32: operands in halves, as in `_gemm_amx`.
 
-Scores stand with keys as rows, so that the running softmax goes along rows of vectors, and weights are the right
-operand of outᵀ = vᵀ · weights as they are made. A query's column depends on no other column: the same bits in
-every layout.
+Scores stand with keys as rows, so that the running softmax goes along rows of vectors, and weights are the
+right operand of outᵀ = vᵀ · weights as they are made. A query's column depends on no other column: the same
+bits in every layout.
 
 Source: Milakov & Gimelshein 2018, algorithm 3 (running softmax); Dao 2023, FlashAttention-2, algorithm 1.
 """
@@ -70,13 +70,15 @@ def _soften(
     width: Any,
     key: Any,
     window: Any,
+    columns: Any,
 ) -> None:
     """Turn rows [first, stop) of scores of 32 queries into weights exp(score − maximum), 0 where hidden.
 
-    `table` holds the queries' maxima, sums of weights and positions, which count as `key`, the position of row
-    0, does. What was summed before, at `sums`, shrinks as the maxima grow.
+    `table` holds the queries' maxima, sums of weights and positions, which count as `key`, the position of
+    row 0, does. What was summed before, at `sums`, shrinks as the maxima grow. Only the first 16 `columns`
+    are looked at if there are no more.
     """
-    for at in range(0, ROW, 4 * WIDTH):
+    for at in range(0, 4 * columns, 4 * WIDTH):
         before, mine = lanes_at(table + at), lanes_at(table + 2 * ROW + at)
         now = before
         if hidden == VISIBLE:
@@ -204,7 +206,17 @@ def attend_tiles(
             square = sums_at + 4 * i * width
             table = address(work, tables + i // SQUARE * QUERY_TABLE)
             _soften(
-                scores_at, SQUARE * low, SQUARE * high, hidden, table, weights_at, square, width, key, window
+                scores_at,
+                SQUARE * low,
+                SQUARE * high,
+                hidden,
+                table,
+                weights_at,
+                square,
+                width,
+                key,
+                window,
+                min(SQUARE, rows - i),
             )
             for d in range(0, width, STEP):
                 add_split_square(

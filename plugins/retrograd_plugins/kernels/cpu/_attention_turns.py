@@ -46,7 +46,7 @@ def needed_progress(before: Any, segment: Any, stop: Any) -> Any:
 
 @njit(**SERIAL)
 def wait_for_turn(progress: Any, segments: Any, blocks: Any, first: Any, task: Any, block: Any) -> Any:
-    """Wait until `task` may add the keys of the block at position `block`; returns the first task not finished.
+    """Wait until `task` may add the block at position `block`; returns the first task that has not finished.
 
     `blocks` are the tasks as rows (segment, first query); those before `first` have finished.
     """

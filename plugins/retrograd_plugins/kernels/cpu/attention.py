@@ -35,7 +35,7 @@ def retrograd_kernels() -> Sequence[Component[Any, Any]]:
             name="cpu.attention",
             config=NoConfig,
             build=build,
-            summary="Causal, windowed, soft-capped grouped-query attention over segments, in float32 blocks.",
+            summary="Causal, windowed, soft-capped grouped-query attention over segments, in blocks.",
             source="Dao 2023, FlashAttention-2, algorithms 1 and 2",
             needs=("backend",),
         )

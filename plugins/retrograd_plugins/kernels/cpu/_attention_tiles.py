@@ -28,10 +28,9 @@ from ._attention_blocks import (
     ZERO,
     round_up,
 )
-from ._attention_lanes import ALL, CAUSAL, LOG2_E, QUERY_TABLE, SQUARE, VISIBLE, gradient_rows
+from ._attention_lanes import ALL, LOG2_E, QUERY_TABLE, SQUARE
 from ._attention_packs import (
     HALF,
-    LINE,
     STEP,
     add_square,
     clear,
@@ -43,27 +42,18 @@ from ._attention_packs import (
     scatter_add,
     split_left,
     split_right,
-    split_step,
-    store_square,
     tile_width,
     what_is_hidden,
-    zero_square,
 )
+from ._attention_squares import SQUARE_BYTES, SQUARES, STRIP, cap, multiply, soften
 from ._attention_turns import FINISHED, report_progress, wait_for_turn
 from ._math_calls import compiled_address, indirect_call
 from ._math_common import COUNTER, F32, IN2, IN3, INT, NONE, OUT1, OUT3, PARALLEL, SERIAL, WHOLE2
-from ._math_lanes import fill_lanes, tanh_lanes
 from ._math_tiles import transpose_square
 from ._rows_kinds import TILE_BYTES, TILE_PAIR
-from ._simd import WIDTH
 from ._simd_memory import address, take_ticket
 from ._simd_tiles import tiles_configure, tiles_release
-from ._stack_memory import lanes_at, put_lanes
 
-STRIP = 128
-"""Rows of a chunk whose weights are kept for the sums over them."""
-SQUARES = STRIP // SQUARE
-SQUARE_BYTES = 4 * SQUARE * SQUARE
 LOG2_E_FLOAT = np.float32(LOG2_E)
 
 
@@ -75,85 +65,6 @@ def tile_scratch(rows: Any, size: Any) -> Any:
     panels = 4 * tall + max(tall, KEY_BLOCK) + 9 * KEY_BLOCK // 2
     squares = 4 * SQUARE * SQUARE + 3 * STRIP * KEY_BLOCK // 2
     return panels * width + tall // SQUARE * QUERY_TABLE + squares
-
-
-@njit(**SERIAL)
-def _cap(scores: Any, table: Any, softcap: Any) -> None:
-    """Cap the scores of a square, and take the slope of the cap into the products behind them."""
-    for at in range(0, SQUARE_BYTES, 4 * WIDTH):
-        tanh = tanh_lanes(lanes_at(scores + at) * (ONE / softcap))
-        put_lanes(scores + at, tanh * softcap)
-        delta = lanes_at(table + 4 * SQUARE + at % (4 * SQUARE))
-        gradient = (lanes_at(scores + SQUARE_BYTES + at) - delta) * (fill_lanes(ONE) - tanh * tanh)
-        put_lanes(scores + SQUARE_BYTES + at, gradient + delta)
-
-
-@njit(**SERIAL)
-def _soften(
-    first: Any,
-    stop: Any,
-    hidden: Any,
-    scores: Any,
-    table: Any,
-    weights: Any,
-    slopes: Any,
-    pairs: Any,
-    key: Any,
-    window: Any,
-) -> None:
-    """Weights and slopes of pairs [first, stop) of 16 of a square's keys; arguments as of `gradient_rows`.
-
-    Products lie behind the square's scores.
-    """
-    products = scores + SQUARE_BYTES
-    for pair in range(first, stop):
-        # The second tile of 16 keys lies behind those of the strip's other squares.
-        at = 2 * LINE * pair + pair // (HALF // 2) * (SQUARES - 1) * TILE_BYTES
-        s, p, mine = scores + 8 * SQUARE * pair, products + 8 * SQUARE * pair, key + 2 * pair
-        if hidden == VISIBLE:
-            gradient_rows(0, s, p, table, weights + at, slopes + at, pairs + LINE * pair, mine, window)
-        elif hidden == CAUSAL:
-            gradient_rows(1, s, p, table, weights + at, slopes + at, pairs + LINE * pair, mine, window)
-        else:
-            gradient_rows(2, s, p, table, weights + at, slopes + at, pairs + LINE * pair, mine, window)
-
-
-@njit(**SERIAL)
-def _multiply(
-    keys: Any,
-    queries: Any,
-    values: Any,
-    gradients: Any,
-    target: Any,
-    steps: Any,
-    softened: Any,
-    hidden: Any,
-    scores: Any,
-    table: Any,
-    weights: Any,
-    slopes: Any,
-    pairs: Any,
-    key: Any,
-    window: Any,
-) -> None:
-    """Scores and products of a square at `target`, and `_soften` of another one, a step here and some there.
-
-    So the processor's tiles and its vectors work at once. `softened` is how many pairs the other has, or 0.
-    """
-    left, right, done = keys, queries, 0
-    for half in range(2):
-        lower = left + TILE_PAIR * steps
-        zero_square()
-        for step in range(1, steps + 1):
-            split_step(left, lower, right)
-            left += TILE_PAIR
-            lower += TILE_PAIR
-            right += 2 * TILE_PAIR
-            until = softened * (half * steps + step) // (2 * steps)
-            _soften(done, until, hidden, scores, table, weights, slopes, pairs, key, window)
-            done = until
-        store_square(target, 4 * SQUARE)
-        left, right, target = values, gradients, target + SQUARE_BYTES
 
 
 CHUNK_GRADIENT = NONE(
@@ -278,10 +189,10 @@ def chunk_gradient(
                         continue
                 before = 2 * address(work, scores) + 2 * SQUARE_BYTES - target
                 if softcap > ZERO and hidden != ALL:
-                    _cap(before, table, softcap)
+                    cap(before, table, softcap)
                 if n < 2 * squares:
                     operand = TILE_PAIR * 2 * half * steps
-                    _multiply(
+                    multiply(
                         address(work, keys) + operand,
                         address(work, turned_queries) + 4 * i * width,
                         address(work, values) + operand,
@@ -299,7 +210,7 @@ def chunk_gradient(
                         window,
                     )
                 elif hidden != ALL:
-                    _soften(0, HALF, hidden, before, table, weights_at, slopes_at, pairs_at, mine, window)
+                    soften(0, HALF, hidden, before, table, weights_at, slopes_at, pairs_at, mine, window)
                 hidden, target, mine = following, before, key + SQUARE * half
                 table = address(work, tables + i // SQUARE * QUERY_TABLE)
                 tile = TILE_BYTES * (2 * half * SQUARES + n // 2)

@@ -39,6 +39,9 @@ ROWS = WIDTH
 SOURCE = types.CPointer(types.uint8)
 LINE = 64
 """Bytes of a cache line."""
+FAR_GROUPS = 4
+FIRST_CACHE, SECOND_CACHE = 3, 2
+"""LLVM's names of the caches that a prefetch reaches."""
 
 Words = tuple[npt.NDArray[np.int32], ...]
 
@@ -125,13 +128,14 @@ def _prefetch(size: Any, *rest: Any) -> Any:
         return None
 
     def emit(builder: Any, _: Any, source: Any, stride: Any, at: Any) -> None:
-        slab = builder.mul(builder.add(stride, at), ir.Constant(I64, ROWS))
-        start = builder.gep(source, [slab])
-        name = "llvm.prefetch.p0" if str(start.type) == "ptr" else "llvm.prefetch.p0i8"
-        fetch = function(builder, name, ir.VoidType(), [start.type, I32, I32, I32])
-        for line in range(0, ROWS * known[0], LINE):
-            place = builder.gep(start, [ir.Constant(I64, line)])
-            builder.call(fetch, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+        for groups, cache in ((1, FIRST_CACHE), (FAR_GROUPS, SECOND_CACHE)):
+            rows = builder.mul(stride, ir.Constant(I64, groups))
+            start = builder.gep(source, [builder.mul(builder.add(rows, at), ir.Constant(I64, ROWS))])
+            name = "llvm.prefetch.p0" if str(start.type) == "ptr" else "llvm.prefetch.p0i8"
+            fetch = function(builder, name, ir.VoidType(), [start.type, I32, I32, I32])
+            for line in range(0, ROWS * known[0], LINE):
+                place = builder.gep(start, [ir.Constant(I64, line)])
+                builder.call(fetch, [place, *(ir.Constant(I32, number) for number in (0, cache, 1))])
 
     return types.void, (size, SOURCE, types.int64, types.int64), emit
 
@@ -141,7 +145,8 @@ def prefetch_rows(size: int, source: Any, stride: int, at: int) -> None:
     """Begin to load the share of the following 16 rows that corresponds to `size` bytes of each at `at`.
 
     Rows of a group are read side by side, in more streams than the processor follows by itself; the next
-    group is one stretch of memory.
+    group is one stretch of memory. The same share of a group further on goes to the second cache: the first
+    has too few places for loads in flight to hide the time to memory.
     """
 
 

@@ -18,6 +18,7 @@ from ._rows_kinds import (
     SUM_AT,
     TILE_BYTES,
     TILE_PAIR,
+    WHOLE_BITS,
     place_of,
 )
 from ._simd import F32, FLOATS, I8, I32, INTS, WIDTH, compiled_form, constant_vector, function, splat
@@ -66,7 +67,8 @@ def _emit_round(builder: Any, source: Any, target: Any, bias: Any) -> None:
     plain = builder.icmp_signed("==", negative, ir.Constant(I32, 0))
     for number, total in enumerate([builder.add(*sums), *sums]):
         as_float = builder.bitcast(builder.sitofp(total, F32), I32)
-        stored = builder.select(plain, as_float, builder.mul(negative, total))
+        whole = builder.add(builder.mul(negative, total), ir.Constant(I32, WHOLE_BITS))
+        stored = builder.select(plain, as_float, whole)
         builder.store(stored, place_of(builder, target, SUM_AT + 4 * number, I32), align=4)
 
 
@@ -77,7 +79,7 @@ def round_block(source: Array, target: Array, bias: int) -> None:
     """Round 32 float32 at `source` to a record at `target`: x = scale·q, q from -127 to 127.
 
     The scale is the largest size / 127. The three sums of q are stored as float32, or with a bias as
-    int32, times -bias. Blocks with nothing above 2^-100 count as zero; not-a-number and infinity make the
+    int32: WHOLE_BITS - bias·sum. Blocks with nothing above 2^-100 count as zero; not-a-number and infinity make the
     scale so.
     """
     values = source[:BLOCK]
@@ -90,7 +92,7 @@ def round_block(source: Array, target: Array, bias: int) -> None:
     target[:BLOCK] = q.astype(np.int8).view(np.uint8)
     target[SCALE_AT:SUM_AT] = np.array([scale], np.float32).view(np.uint8)
     sums = np.array([q.sum(), q[:16].sum(), q[16:].sum()])
-    stored = (-bias * sums).astype(np.int32) if bias else sums.astype(np.float32)
+    stored = (WHOLE_BITS - bias * sums).astype(np.int32) if bias else sums.astype(np.float32)
     target[SUM_AT:RECORD] = stored.view(np.uint8)
 
 

@@ -18,6 +18,8 @@ from ._rows_kinds import (
     SUM_AT,
     VNNI_256,
     VNNI_512,
+    WHOLE,
+    WHOLE_BITS,
     broadcast,
     fused,
 )
@@ -106,17 +108,22 @@ class Block:
     bias: int
 
     def start(self, builder: Any, record: Any, group: int) -> Any:
-        """-bias · (sum of activations), where sums start so that quants need not be made signed."""
+        """WHOLE_BITS - bias · (sum of activations), where sums start so that quants need not be made signed."""
         if not self.bias:
-            return ir.Constant(INTS.llvm, [0] * WIDTH)
+            return constant_vector(I32, [WHOLE_BITS] * WIDTH)
         return broadcast(builder, record, _sum_at(len(self.scales), group), I32)
 
-    def add(self, builder: Any, record: Any, products: Sequence[Any], total: Any) -> Any:
-        """total + the block, from its integer products, one for each scale."""
-        floats = [builder.sitofp(one, FLOATS.llvm) for one in products]
-        value = builder.fmul(floats[0], self.scales[0])
+    def offset(self, builder: Any) -> Any:
+        """What WHOLE adds to the first products, negative. A scale has at most 20 bits: this is exact."""
+        return builder.fmul(self.scales[0], constant_vector(F32, [-float(WHOLE)] * WIDTH))
+
+    def add(self, builder: Any, record: Any, products: Sequence[Any], offset: Any, total: Any) -> Any:
+        """total + the block, from its integer products from `start` on, one for each scale."""
+        floats = [builder.bitcast(one, FLOATS.llvm) for one in products]
+        value = fused(builder, floats[0], self.scales[0], offset)
         if len(self.scales) == 2:
-            value = fused(builder, floats[1], self.scales[1], value)
+            second = builder.fsub(floats[1], constant_vector(F32, [float(WHOLE)] * WIDTH))
+            value = fused(builder, second, self.scales[1], value)
         for group, minimum in enumerate(self.minima):
             sums = broadcast(builder, record, _sum_at(len(self.minima), group), F32)
             value = fused(builder, minimum, sums, value)
@@ -136,7 +143,8 @@ def add_products(
 
     def product(record: Any, group: int) -> Any:
         unbiased = kind == MADD_256 and signed
-        total = ir.Constant(INTS.llvm, [0] * WIDTH) if unbiased else block.start(builder, record, group)
+        whole = constant_vector(I32, [WHOLE_BITS] * WIDTH)
+        total = whole if unbiased else block.start(builder, record, group)
         for word in range(group * each, group * each + each):
             values = broadcast(builder, record, 4 * word, I32)
             total = _dot(builder, kind, signed, total, block.quants[word], values)
@@ -144,7 +152,8 @@ def add_products(
 
     def body(_: Any, record: Any, total: Any) -> Any:
         products = [product(record, group) for group in range(len(block.scales))]
-        return block.add(builder, record, products, total)
+        return block.add(builder, record, products, offset, total)
 
+    offset = block.offset(builder)
     records = block_records(builder, left, number, tokens, RECORD)
     each_token(builder, records, RECORD, tokens, sums, body)

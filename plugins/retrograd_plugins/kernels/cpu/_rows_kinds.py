@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from ._simd import FLOATS, I64, WIDTH, function, splat
 
-VNNI_512, VNNI_256, MADD_256, TILES, AMX = 0, 1, 2, 5, 6
+VNNI_512, VNNI_256, MADD_256, TILES, AMX = 7, 8, 9, 10, 11
 """Numba's cache knows compiled functions by these: a kind that changes its meaning takes a new number."""
 
 BLOCK = 32
@@ -30,6 +30,11 @@ the last 16 (see `round_block`)."""
 SCALE_AT, SUM_AT, FIRST_SUM_AT = 32, 36, 40
 SIGNED_BIAS = 128
 """Bias of quants that are signed bytes, stored with the top bit flipped."""
+WHOLE = 12582912
+"""1.5 · 2^23, where sums of products begin: read as float32, the bits of its float32 and an integer n of up to
+22 bits added are 12582912 + n, so that no sum has to be converted."""
+WHOLE_BITS = 0x4B400000
+"""The float32 of WHOLE, as an integer."""
 FLOAT_BLOCK = 8
 """Float activations of a block of formats without quants."""
 FLOAT_RECORD = 4 * FLOAT_BLOCK

@@ -26,6 +26,8 @@ ENOUGH_TASKS = 2
 """Tokens a thread, at least, that attention is split by tokens alone; with fewer by heads, too."""
 MOST_TOGETHER = 4
 """Tokens of a task of attention: with more, their scores leave the nearest caches."""
+ROWS_TOGETHER = 4
+"""Tokens whose adapters are one task, where every thread has one."""
 WORK_SIGNATURE = types.void(types.int64, types.int64)
 
 
@@ -85,6 +87,7 @@ class StackOps:
         state[at.SCRATCH_BYTES], state[at.UNPACK_F32] = each, self._address("F32")
         state[at.SCORES], state[at.ORDER] = scores, order.ctypes.data
         state[at.TASKS], state[at.ATTEND_TASKS] = tasks.ctypes.data, len(tasks)
+        state[at.ROWS_TOGETHER] = ROWS_TOGETHER if tokens >= ROWS_TOGETHER * self._threads else 1
         if self._worker is None:
             self._worker = cfunc(WORK_SIGNATURE, cache=True, error_model="numpy")(work)
         run_stack(self._worker.address, state, self._threads)

@@ -23,13 +23,14 @@ from __future__ import annotations
     TASKS,
     ATTEND_TASKS,
     ORDER,
+    ROWS_TOGETHER,
     STATE_WORDS,
-) = range(16)
+) = range(17)
 """TOKENS of the pass and the address of their RESIDUAL stream (T, E); addresses of the tables SPANS, CONTROL,
 PROGRAM (its number of PHASES) and MEMBERS; YIELD, a function that lets other threads run; SCRATCH_BYTES of
 scratch a thread; UNPACK_F32, the function that multiplies with float32 weights; SCORES, elements for the
 scores of a head; TASKS, the table of the ATTEND_TASKS tasks of attention; ORDER, the numbers of tokens by
-task."""
+task; ROWS_TOGETHER, tokens of a task of ROWS."""
 
 # Spans: one a token.
 CONTEXT_START, CONTEXT_LENGTH, OWN_START, OWN_INDEX, POSITION, SPAN_WORDS = range(6)
@@ -48,7 +49,7 @@ OP = 0
 ROWS, PRODUCT, ROTATE, ATTEND = range(4)
 PHASE_WORDS = 24
 
-# ROWS: for each token, residual += (norm of) an earlier product; norm; rounding; x·Aᵀ of adapters.
+# ROWS: for some tokens, residual += (norm of) an earlier product; norm; rounding; x·Aᵀ of adapters.
 (
     ROWS_SOURCE,
     ROWS_WIDTH,

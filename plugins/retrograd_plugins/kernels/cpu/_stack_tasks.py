@@ -65,12 +65,22 @@ def _normalise(row: Any, weight: Any, size: Any, epsilon: Any, out: Any) -> None
 
 
 @njit(**SERIAL)
+def _put_hidden(member: Any, tokens: Any, token: Any, j: Any, s0: Any, s1: Any, s2: Any, s3: Any) -> None:
+    """scale · sums of rows [j, j + 4) of A to hidden, zeros beyond the last row."""
+    scale, rank = number(member, at.ADAPTER_SCALE), word(member, at.RANK)
+    record = j // FLOAT_BLOCK * tokens + token
+    place = word(member, at.HIDDEN) + FLOAT_RECORD * record + 4 * (j % FLOAT_BLOCK)
+    poke(place, scale * sum_lanes(s0))
+    poke(place + 4, scale * sum_lanes(s1) if j + 1 < rank else ZERO)
+    poke(place + 8, scale * sum_lanes(s2) if j + 2 < rank else ZERO)
+    poke(place + 12, scale * sum_lanes(s3) if j + 3 < rank else ZERO)
+
+
+@njit(**SERIAL)
 def _low_rank(member: Any, row: Any, size: Any, tokens: Any, token: Any) -> None:
     """hidden = scale · A·row, as records of 8 float32, (block, token), the last filled up with zeros."""
-    a, rank, hidden = word(member, at.ADAPTER_A), word(member, at.RANK), word(member, at.HIDDEN)
-    scale = number(member, at.ADAPTER_SCALE)
+    a, rank = word(member, at.ADAPTER_A), word(member, at.RANK)
     for j in range(0, rank, 4):
-        place = hidden + FLOAT_RECORD * (j // FLOAT_BLOCK * tokens + token) + 4 * (j % FLOAT_BLOCK)
         first = a + 4 * size * j
         # Rows beyond the last stand for it, and are not stored.
         second = a + 4 * size * min(j + 1, rank - 1)
@@ -83,14 +93,47 @@ def _low_rank(member: Any, row: Any, size: Any, tokens: Any, token: Any) -> None
             s1 = multiply_add(lanes_at(second + i), x, s1)
             s2 = multiply_add(lanes_at(third + i), x, s2)
             s3 = multiply_add(lanes_at(fourth + i), x, s3)
-        poke(place, scale * sum_lanes(s0))
-        poke(place + 4, scale * sum_lanes(s1) if j + 1 < rank else ZERO)
-        poke(place + 8, scale * sum_lanes(s2) if j + 2 < rank else ZERO)
-        poke(place + 12, scale * sum_lanes(s3) if j + 3 < rank else ZERO)
+        _put_hidden(member, tokens, token, j, s0, s1, s2, s3)
 
 
 @njit(**SERIAL)
-def _rows(state: Any, phase: Any, token: Any) -> None:
+def _low_rank_of_four(member: Any, row: Any, size: Any, tokens: Any, token: Any) -> None:
+    """`_low_rank` of tokens [token, token + 4): A is read once for all. Their sums are those of one alone."""
+    a, rank = word(member, at.ADAPTER_A), word(member, at.RANK)
+    zero = fill_lanes(ZERO)
+    pitch = 4 * size
+    for j in range(0, rank, 4):
+        first = a + pitch * j
+        second = a + pitch * min(j + 1, rank - 1)
+        third = a + pitch * min(j + 2, rank - 1)
+        fourth = a + pitch * min(j + 3, rank - 1)
+        p0, p1, p2, p3 = zero, zero, zero, zero
+        q0, q1, q2, q3 = zero, zero, zero, zero
+        r0, r1, r2, r3 = zero, zero, zero, zero
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        for i in range(0, pitch, LANE_BYTES):
+            a0, a1, a2, a3 = lanes_at(first + i), lanes_at(second + i), lanes_at(third + i), lanes_at(fourth + i)
+            x = lanes_at(row + i)
+            p0, p1 = multiply_add(a0, x, p0), multiply_add(a1, x, p1)
+            p2, p3 = multiply_add(a2, x, p2), multiply_add(a3, x, p3)
+            x = lanes_at(row + pitch + i)
+            q0, q1 = multiply_add(a0, x, q0), multiply_add(a1, x, q1)
+            q2, q3 = multiply_add(a2, x, q2), multiply_add(a3, x, q3)
+            x = lanes_at(row + 2 * pitch + i)
+            r0, r1 = multiply_add(a0, x, r0), multiply_add(a1, x, r1)
+            r2, r3 = multiply_add(a2, x, r2), multiply_add(a3, x, r3)
+            x = lanes_at(row + 3 * pitch + i)
+            s0, s1 = multiply_add(a0, x, s0), multiply_add(a1, x, s1)
+            s2, s3 = multiply_add(a2, x, s2), multiply_add(a3, x, s3)
+        _put_hidden(member, tokens, token, j, p0, p1, p2, p3)
+        _put_hidden(member, tokens, token + 1, j, q0, q1, q2, q3)
+        _put_hidden(member, tokens, token + 2, j, r0, r1, r2, r3)
+        _put_hidden(member, tokens, token + 3, j, s0, s1, s2, s3)
+
+
+@njit(**SERIAL)
+def _row(state: Any, phase: Any, token: Any) -> Any:
+    """What a phase of rows does for one token, but for adapters; the address of the row that they want."""
     tokens, size = word(state, at.TOKENS), word(phase, at.ROWS_WIDTH)
     source, delta = word(phase, at.ROWS_SOURCE), word(phase, at.ROWS_DELTA)
     epsilon = number(phase, at.ROWS_EPSILON)
@@ -116,11 +159,26 @@ def _rows(state: Any, phase: Any, token: Any) -> None:
         else:
             for b in range(size // BLOCK):
                 round_block(row + 4 * BLOCK * b, records + RECORD * (b * tokens + token), bias)
+    return row
+
+
+@njit(**SERIAL)
+def _rows(state: Any, phase: Any, task: Any) -> None:
+    tokens, size, each = word(state, at.TOKENS), word(phase, at.ROWS_WIDTH), word(state, at.ROWS_TOGETHER)
+    token = task * each
+    count = min(each, tokens - token)
+    row = _row(state, phase, token)
+    for t in range(1, count):
+        _row(state, phase, token + t)
     first = word(phase, at.ROWS_FIRST_MEMBER)
     for m in range(first, first + word(phase, at.ROWS_MEMBERS)):
         member = word(state, at.MEMBERS) + 8 * at.MEMBER_WORDS * m
         if word(member, at.RANK):
-            _low_rank(member, row, size, tokens, token)
+            whole = count - count % 4
+            for t in range(0, whole, 4):
+                _low_rank_of_four(member, row + 4 * size * t, size, tokens, token + t)
+            for t in range(whole, count):
+                _low_rank(member, row + 4 * size * t, size, tokens, token + t)
 
 
 @njit(**SERIAL)
@@ -194,13 +252,20 @@ def _product(state: Any, phase: Any, task: Any, scratch: Any) -> None:
 
 @njit(**SERIAL)
 def _turn(head: Any, cos: Any, sin: Any, half: Any, interleaved: Any) -> None:
-    step, apart = (8, 4) if interleaved else (4, 4 * half)
-    for i in range(half):
+    step, apart, done = 8, 4, 0
+    if not interleaved:
+        step, apart, done = 4, 4 * half, half // ROWS * ROWS
+    for i in range(0, 4 * done, LANE_BYTES):
+        x, y = lanes_at(head + i), lanes_at(head + apart + i)
+        c, s = lanes_at(cos + i), lanes_at(sin + i)
+        put_lanes(head + i, x * c - y * s)
+        put_lanes(head + apart + i, x * s + y * c)
+    for i in range(done, half):
         place = head + step * i
-        x, y = peek(place), peek(place + apart)
-        c, s = peek(cos + 4 * i), peek(sin + 4 * i)
-        poke(place, x * c - y * s)
-        poke(place + apart, x * s + y * c)
+        first, second = peek(place), peek(place + apart)
+        cosine, sine = peek(cos + 4 * i), peek(sin + 4 * i)
+        poke(place, first * cosine - second * sine)
+        poke(place + apart, first * sine + second * cosine)
 
 
 @njit(**SERIAL)
@@ -248,6 +313,9 @@ def _task_count(state: Any, phase: Any) -> Any:
         return (word(phase, at.PRODUCT_GROUPS) + each - 1) // each
     if op == at.ATTEND:
         return word(state, at.ATTEND_TASKS)
+    if op == at.ROWS:
+        each = word(state, at.ROWS_TOGETHER)
+        return (tokens + each - 1) // each
     return tokens
 
 

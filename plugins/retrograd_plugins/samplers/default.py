@@ -75,10 +75,13 @@ def _drawn(
         rows = np.ascontiguousarray(logits if len(plain) == len(params) else logits[plain])
         uniform = [rngs[row].random() for row in plain]
         tokens, logp, highest = draw(rows, [params[row].temperature for row in plain], uniform)
-        for row, token, one, top in zip(plain, tokens, logp, highest, strict=True):
-            if not np.isfinite(top):
-                raise _not_finite(float(np.max(logits[row])))
-            drawn[row] = int(token), float(one)
+        if not np.isfinite(highest).all():
+            worst = plain[int(np.argmin(np.isfinite(highest)))]
+            raise _not_finite(float(np.max(logits[worst])))
+        pairs = list(zip(tokens.tolist(), logp.tolist(), strict=True))
+        if len(plain) == len(params):
+            return pairs
+        drawn = dict(zip(plain, pairs, strict=True))
     for row, one in enumerate(params):
         if row not in drawn:
             drawn[row] = _sample(logits[row], one, rngs[row])

@@ -33,6 +33,8 @@ by that."""
 FEW_ROWS = 16
 """Tokens of a decoding pass with `fast`: up to so many `matmul_few` was measured to be the faster op."""
 
+Sample = Callable[..., list[tuple[int, float]]]
+"""`BatchSampler.sample_batch`."""
 OnToken = Callable[[int, int, float], None]
 """Called for every new token with the sequence's number, the token and its log-probability."""
 
@@ -125,7 +127,7 @@ class DecodingBatch:
     ) -> None:
         self._model = model
         self._fast = fast
-        self._sampler = sampler
+        self._sample = _sampling(sampler)
         self._slot_tokens = slot_tokens
         self._pass_tokens = max(pass_tokens, 1)
         self._head_plan = head_plan
@@ -279,7 +281,7 @@ class DecodingBatch:
         logits = self._rows.get("logits", (len(slots), self._model.spec.vocabulary_size))
         head.logits(hidden, logits, self._head_plan)
         sequences = [slot.occupant for slot in slots if slot.occupant is not None]
-        drawn = _sampled(self._sampler, backend.to_host(logits), sequences)
+        drawn = _sampled(self._sample, backend.to_host(logits), sequences)
         if self._head_plan is not None:
             tokens = np.array([token for token, _ in drawn], dtype=np.int32)
             own = head.log_probabilities_of(logits, backend.from_host(tokens), self._head_plan)
@@ -312,8 +314,15 @@ class DecodingBatch:
         )
 
 
+def _sampling(sampler: Sampler) -> Sample:
+    """`sample_batch` of a sampler, or `sample` row by row. Asked once: the check of a protocol is slow."""
+    if isinstance(sampler, BatchSampler):
+        return sampler.sample_batch
+    return lambda *rows: [sampler.sample(*one) for one in zip(*rows, strict=True)]
+
+
 def _sampled(
-    sampler: Sampler, logits: npt.NDArray[Any], sequences: Sequence[Active]
+    sample: Sample, logits: npt.NDArray[Any], sequences: Sequence[Active]
 ) -> list[tuple[int, float]]:
     """Token and log-probability for each row of logits."""
     params, rngs = [s.request.params for s in sequences], [s.rng for s in sequences]
@@ -322,10 +331,7 @@ def _sampled(
         if s.request.constraint is not None and (mask := s.request.constraint.allowed()) is not None:
             masks[row] = mask
     rows = masked_rows(logits, masks)
-    if isinstance(sampler, BatchSampler):
-        drawn = sampler.sample_batch(rows, params, rngs)
-    else:
-        drawn = [sampler.sample(*one) for one in zip(rows, params, rngs, strict=True)]
+    drawn = sample(rows, params, rngs)
     for row, mask in masks.items():
         token = drawn[row][0]
         logp, masked = unmasked(logits[row], mask, token, params[row].temperature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 from retrograd_hookspecs import (
@@ -55,11 +56,11 @@ class FusedBlocks:
     def _current(self, store: KeyValueStore, positions: int) -> BlockStack:
         """The operands; made anew when an array was replaced."""
         parts = [
-            *(table.tables(positions)[0] for table in self._tables),
+            *[table.tables(positions)[0] for table in self._tables],
             store.cache.stored,
-            *(one.lora for one in self._projections),
+            *[one.lora for one in self._projections],
         ]
-        same = len(parts) == len(self._made_of) and all(map(_is, parts, self._made_of))
+        same = len(parts) == len(self._made_of) and all(map(is_, parts, self._made_of))
         if not same or self._stack is None:
             spec = self._spec
             self._stack = BlockStack(
@@ -76,10 +77,6 @@ class FusedBlocks:
             )
             self._made_of = parts
         return self._stack
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other
 
 
 def _projections(block: DecoderBlock) -> tuple[Projection, ...]:

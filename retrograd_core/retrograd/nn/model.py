@@ -71,12 +71,15 @@ class CausalLM:
         self.rope_tables = builder.rope_tables
         self._fused = FusedBlocks(spec, self.blocks, kernels)
         self._few_rows = False
+        self._few_projections = False
 
     def forward(self, batch: PassBatch, store: KeyValueStore | None = None) -> Any:
         """The residual stream (T, E) after the last block; nothing is kept for a backward pass."""
         x = self._embed(batch)
-        if self._few_rows and store is not None and self._fused.forward(x, batch, store):
-            return x
+        if self._few_rows:
+            if store is not None and self._fused.forward(x, batch, store):
+                return x
+            self._set_few_rows(True)
         return self._run(x, range(len(self.blocks)), batch, store)
 
     def forward_keeping(
@@ -170,17 +173,19 @@ class CausalLM:
         """Inside the block, `forward` is made for passes of a few tokens: faster, and not bit for bit that of
         training. All blocks are one call of `decode_blocks` where a kernel serves it and all runs of the pass
         are cached; else products with weights are `matmul_few`."""
-        self._set_few_rows(True)
+        self._few_rows = self.head.few_rows = True
         try:
             yield
         finally:
+            self._few_rows = self.head.few_rows = False
             self._set_few_rows(False)
 
     def _set_few_rows(self, few: bool) -> None:
-        for projection in self.projections.values():
-            projection.few_rows = few
-        self.head.few_rows = few
-        self._few_rows = few
+        """Tell all projections, of which there are hundreds, and only where they are asked one by one."""
+        if few != self._few_projections:
+            self._few_projections = few
+            for projection in self.projections.values():
+                projection.few_rows = few
 
     @property
     def sampling_cache_dtype(self) -> np.dtype[Any] | None:

@@ -7,6 +7,7 @@ import sys
 import weakref
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 from numba import cfunc, types
@@ -31,6 +32,17 @@ ROWS_TOGETHER = 4
 WORK_SIGNATURE = types.void(types.int64, types.int64)
 
 
+@attrs.frozen(eq=False, kw_only=True)
+class _Tasks:
+    """What `_attention_tasks` gave, and for what."""
+
+    key: tuple[bytes, int, int]
+    order: npt.NDArray[np.int64]
+    table: npt.NDArray[np.int64]
+    together: int
+    """Most tokens of a task."""
+
+
 class StackOps:
     """`decode_blocks` on one kind of processor (see `_rows_kinds`); compiled at the first call."""
 
@@ -41,6 +53,7 @@ class StackOps:
         self._worker: Any = None
         self._programs: weakref.WeakKeyDictionary[BlockStack, StackProgram] = weakref.WeakKeyDictionary()
         self._scratch = np.zeros(0, np.uint8)
+        self._tasks: _Tasks | None = None
         self._yield, self._library = _yielder()
 
     def decode_blocks(
@@ -58,56 +71,67 @@ class StackOps:
                 return False
             program = StackProgram(stack, max(LEAST_TOKENS, tokens), self._threads, self._address)
             self._programs[stack] = program
-        width = stack.blocks[0].attention_norm.shape[0]
-        if x.shape != (tokens, width) or x.dtype != np.float32 or not x.flags.c_contiguous:
+        if x.shape != (tokens, program.width) or x.dtype != np.float32 or not x.flags.c_contiguous:
             raise KernelError(
-                f"decode_blocks: x must be contiguous float32 (T, {width}), not {x.dtype} {x.shape}"
+                f"decode_blocks: x must be contiguous float32 (T, {program.width}), not {x.dtype} {x.shape}"
             )
         spans = _spans(tokens, positions, segments)
-        self._check(spans, stack)
-        state = np.zeros(at.STATE_WORDS, np.int64)
-        control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
-        kv_heads, size = stack.blocks[0].keys.shape[1:]
-        order, tasks = _attention_tasks(spans, stack.heads, stack.heads // kv_heads, self._threads)
-        longest = int((spans[:, at.CONTEXT_LENGTH] + spans[:, at.OWN_INDEX]).max()) + 1
+        longest = self._check(spans, program)
+        tasks = self._attention(spans, stack.heads, stack.heads // program.kv_heads)
         # Lanes are written up to 16 elements beyond the last score, and 16 more to end them.
         scores = round_up(longest + 2 * ROWS, ROWS)
-        together = int(tasks[:, at.TASK_TOKENS].max())
+        together = tasks.together
         attention = 4 * (
-            round_up(stack.heads * together, ROWS) + stack.heads * together * scores + ROWS * (size + 1)
+            round_up(stack.heads * together, ROWS)
+            + stack.heads * together * scores
+            + ROWS * (program.head_size + 1)
         )
         each = round_up(max(2 * 64 * tokens, attention) + 64, 64)
         if self._scratch.size < each * self._threads + 64:
             self._scratch = np.zeros(2 * each * self._threads + 64, np.uint8)
-        state[at.TOKENS], state[at.RESIDUAL] = tokens, x.ctypes.data
-        state[at.SPANS], state[at.CONTROL] = spans.ctypes.data, round_up(control.ctypes.data, 64)
-        state[at.PROGRAM], state[at.PHASES] = program.phases.ctypes.data, len(program.phases)
-        state[at.MEMBERS], state[at.YIELD] = program.members.ctypes.data, self._yield
-        state[at.SCRATCH] = round_up(self._scratch.ctypes.data, 64)
+        control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
+        state = np.zeros(at.STATE_WORDS, np.int64)
+        state[at.TOKENS], state[at.RESIDUAL] = tokens, place_of(x)
+        state[at.SPANS], state[at.CONTROL] = place_of(spans), round_up(place_of(control), 64)
+        state[at.PROGRAM], state[at.PHASES] = place_of(program.phases), len(program.phases)
+        state[at.MEMBERS], state[at.YIELD] = place_of(program.members), self._yield
+        state[at.SCRATCH] = round_up(place_of(self._scratch), 64)
         state[at.SCRATCH_BYTES], state[at.UNPACK_F32] = each, self._address("F32")
-        state[at.SCORES], state[at.ORDER] = scores, order.ctypes.data
-        state[at.TASKS], state[at.ATTEND_TASKS] = tasks.ctypes.data, len(tasks)
+        state[at.SCORES], state[at.ORDER] = scores, place_of(tasks.order)
+        state[at.TASKS], state[at.ATTEND_TASKS] = place_of(tasks.table), len(tasks.table)
         state[at.ROWS_TOGETHER] = ROWS_TOGETHER if tokens >= ROWS_TOGETHER * self._threads else 1
         if self._worker is None:
             self._worker = cfunc(WORK_SIGNATURE, cache=True, error_model="numpy")(work)
         run_stack(self._worker.address, state, self._threads)
         return True
 
+    def _attention(self, spans: npt.NDArray[np.int64], heads: int, shared: int) -> _Tasks:
+        """The tasks of attention; those of the pass before where contexts are the same."""
+        contexts = spans[:, [at.CONTEXT_START, at.CONTEXT_LENGTH]].tobytes()
+        key = (contexts, heads, shared)
+        if self._tasks is None or self._tasks.key != key:
+            order, table = _attention_tasks(spans, heads, shared, self._threads)
+            together = int(table[:, at.TASK_TOKENS].max())
+            self._tasks = _Tasks(key=key, order=order, table=table, together=together)
+        return self._tasks
+
     def _address(self, format_name: str) -> int:
         if format_name not in self._unpack:
             self._unpack[format_name] = compiled_rows(format_name, self._kind)
         return int(self._unpack[format_name].address)
 
-    def _check(self, spans: npt.NDArray[np.int64], stack: BlockStack) -> None:
-        rows = min(block.keys.shape[0] for block in stack.blocks)
-        last = (spans[:, at.OWN_START] + spans[:, at.OWN_INDEX]).max()
-        context = (spans[:, at.CONTEXT_START] + spans[:, at.CONTEXT_LENGTH]).max()
-        positions = min(block.cos.shape[0] for block in stack.blocks)
-        if max(last + 1, context) > rows or spans[:, at.POSITION].max() >= positions:
+    def _check(self, spans: npt.NDArray[np.int64], program: StackProgram) -> int:
+        """The most rows that a token sees."""
+        own = spans[:, at.OWN_INDEX] + 1
+        seen = spans[:, at.CONTEXT_LENGTH]
+        rows = max(int((spans[:, at.OWN_START] + own).max()), int((spans[:, at.CONTEXT_START] + seen).max()))
+        position = int(spans[:, at.POSITION].max())
+        if rows > program.cache_rows or position >= program.positions:
             raise KernelError(
-                f"decode_blocks: segments reach row {max(last, context - 1)} of {rows} of the cache,"
-                f" positions {spans[:, at.POSITION].max()} of {positions}"
+                f"decode_blocks: segments reach row {rows - 1} of {program.cache_rows} of the cache,"
+                f" positions {position} of {program.positions}"
             )
+        return int((seen + own).max())
 
 
 def _spans(
@@ -115,11 +139,14 @@ def _spans(
 ) -> npt.NDArray[np.int64]:
     """A row a token, as `_stack_layout` describes."""
     spans = np.empty((tokens, at.SPAN_WORDS), np.int64)
-    lengths = segments[:, 1]
-    if int(lengths.sum()) != tokens or len(positions) != tokens:
-        raise KernelError(f"decode_blocks: segments of {int(lengths.sum())} tokens for {tokens}")
-    owner = np.repeat(segments, lengths, axis=0)
-    rows = np.concatenate([np.arange(start, start + count) for start, count in segments[:, :2]])
+    lengths = segments[:, 1].tolist()
+    if sum(lengths) != tokens or len(positions) != tokens:
+        raise KernelError(f"decode_blocks: segments of {sum(lengths)} tokens for {tokens}")
+    if max(lengths, default=0) == 1:
+        owner, rows = segments, segments[:, 0]
+    else:
+        owner = np.repeat(segments, lengths, axis=0)
+        rows = np.concatenate([np.arange(start, start + count) for start, count in segments[:, :2]])
     spans[rows, at.CONTEXT_START], spans[rows, at.CONTEXT_LENGTH] = owner[:, 2], owner[:, 3]
     spans[rows, at.OWN_START] = owner[:, 4]
     spans[:, at.POSITION] = positions
@@ -151,6 +178,11 @@ def _attention_tasks(
             tasks.append((first, token - first, 0, heads))
             first = token
     return order, np.array(tasks, np.int64)
+
+
+def place_of(array: npt.NDArray[Any]) -> int:
+    """Address of an array. `ndarray.ctypes` takes several times as long."""
+    return int(array.__array_interface__["data"][0])
 
 
 def _yielder() -> tuple[int, Any]:

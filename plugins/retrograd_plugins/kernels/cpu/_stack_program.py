@@ -71,13 +71,15 @@ class StackProgram:
         self._phases: list[list[int]] = []
         self._held: list[Any] = []
         first = stack.blocks[0]
-        self._width = first.attention_norm.shape[0]
-        self._size, self._kv_heads = first.keys.shape[2], first.keys.shape[1]
+        self.width = first.attention_norm.shape[0]
+        self.head_size, self.kv_heads = first.keys.shape[2], first.keys.shape[1]
+        self.cache_rows = min(block.keys.shape[0] for block in stack.blocks)
+        self.positions = min(block.cos.shape[0] for block in stack.blocks)
         self._ffn = max(block.gate.weight.rows for block in stack.blocks)
         self._lay_out()
         for number, block in enumerate(stack.blocks):
             self._block(block, stack.blocks[number - 1] if number else None)
-        self._rows_phase(0, self._width, delta=(self._down, stack.blocks[-1].post_mlp_norm))
+        self._rows_phase(0, self.width, delta=(self._down, stack.blocks[-1].post_mlp_norm))
         del self._stack, self._unpack
         self.memory: Floats = _aligned(self._buffers.used)
         self._relocate(self.memory.ctypes.data)
@@ -88,16 +90,16 @@ class StackProgram:
     def _lay_out(self) -> None:
         """Room for intermediate results, used again by every block."""
         tokens, stack = self.capacity, self._stack
-        queries, keys = stack.heads * self._size, self._kv_heads * self._size
-        longest = max(self._width, queries, self._ffn)
+        queries, keys = stack.heads * self.head_size, self.kv_heads * self.head_size
+        longest = max(self.width, queries, self._ffn)
 
         def rows(width: int) -> int:
             return self._buffers.take(4 * tokens * width)
 
-        self._normed = rows(self._width)
+        self._normed = rows(self.width)
         self._q, self._k, self._v = rows(queries), rows(keys), rows(keys)
-        self._heads_out, self._attended = rows(queries), rows(self._width)
-        self._product, self._down, self._spare = rows(self._ffn), rows(self._width), rows(self._ffn)
+        self._heads_out, self._attended = rows(queries), rows(self.width)
+        self._product, self._down, self._spare = rows(self._ffn), rows(self.width), rows(self._ffn)
         rank = max(
             (0 if one.a is None else one.a.shape[0] for b in stack.blocks for one in b.projections), default=0
         )
@@ -131,23 +133,23 @@ class StackProgram:
 
     def _block(self, block: BlockOperands, before: BlockOperands | None) -> None:
         stack = self._stack
-        queries, keys = stack.heads * self._size, self._kv_heads * self._size
+        queries, keys = stack.heads * self.head_size, self.kv_heads * self.head_size
         delta = None if before is None else (self._down, before.post_mlp_norm)
         inputs = self._project(
             (block.q, block.k, block.v), (self._q, self._k, self._v), (queries, keys, keys)
         )
-        self._rows_phase(0, self._width, delta=delta, norm=block.attention_norm, members=inputs)
+        self._rows_phase(0, self.width, delta=delta, norm=block.attention_norm, members=inputs)
         self._product_phase(inputs)
         self._rotate_phase(block)
         self._attend_phase(block)
-        output = self._project((block.output,), (self._attended,), (self._width,))
+        output = self._project((block.output,), (self._attended,), (self.width,))
         self._rows_phase(self._heads_out, queries, members=output)
         self._product_phase(output)
         delta = (self._attended, block.post_attention_norm)
         gate = self._project((block.gate, block.up), (self._product, self._spare), (self._ffn, self._ffn))
-        self._rows_phase(0, self._width, delta=delta, norm=block.mlp_norm, members=gate)
+        self._rows_phase(0, self.width, delta=delta, norm=block.mlp_norm, members=gate)
         self._product_phase(gate, gate=1 + KINDS.index(stack.activation))
-        down = self._project((block.down,), (self._down,), (self._width,))
+        down = self._project((block.down,), (self._down,), (self.width,))
         self._rows_phase(self._product, block.down.weight.columns, members=down)
         self._product_phase(down)
 
@@ -233,8 +235,8 @@ class StackProgram:
         row[at.OP] = at.ROTATE
         row[at.ROTATE_Q], row[at.ROTATE_K], row[at.ROTATE_V] = self._q, self._k, self._v
         self._at(row, at.ROTATE_Q, at.ROTATE_K, at.ROTATE_V)
-        row[at.ROTATE_HEADS], row[at.ROTATE_KV_HEADS] = self._stack.heads, self._kv_heads
-        row[at.ROTATE_SIZE], row[at.ROTATE_HALF] = self._size, block.cos.shape[1]
+        row[at.ROTATE_HEADS], row[at.ROTATE_KV_HEADS] = self._stack.heads, self.kv_heads
+        row[at.ROTATE_SIZE], row[at.ROTATE_HALF] = self.head_size, block.cos.shape[1]
         row[at.ROTATE_COS], row[at.ROTATE_SIN] = self._address(block.cos), self._address(block.sin)
         row[at.ROTATE_INTERLEAVED] = int(self._stack.interleaved)
         row[at.ROTATE_Q_NORM] = self._address(block.q_norm)
@@ -249,8 +251,8 @@ class StackProgram:
         row = [0] * at.PHASE_WORDS
         row[at.OP], row[at.ATTEND_Q], row[at.ATTEND_OUT] = at.ATTEND, self._q, self._heads_out
         self._at(row, at.ATTEND_Q, at.ATTEND_OUT)
-        row[at.ATTEND_HEADS], row[at.ATTEND_KV_HEADS] = self._stack.heads, self._kv_heads
-        row[at.ATTEND_SIZE], row[at.ATTEND_ROWS] = self._size, block.keys.shape[0]
+        row[at.ATTEND_HEADS], row[at.ATTEND_KV_HEADS] = self._stack.heads, self.kv_heads
+        row[at.ATTEND_SIZE], row[at.ATTEND_ROWS] = self.head_size, block.keys.shape[0]
         row[at.ATTEND_KEYS] = self._address(block.keys, block.keys.dtype)
         row[at.ATTEND_VALUES] = self._address(block.values, block.keys.dtype)
         narrow = block.keys.dtype == np.float16

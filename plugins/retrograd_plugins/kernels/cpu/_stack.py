@@ -29,6 +29,8 @@ MOST_TOGETHER = 4
 """Tokens of a task of attention: with more, their scores leave the nearest caches."""
 ROWS_TOGETHER = 4
 """Tokens whose adapters are one task, where every thread has one."""
+MOST_SHARES = 8
+"""Into how many stretches tasks are split, at most: a thread looks at all of them in every phase."""
 WORK_SIGNATURE = types.void(types.int64, types.int64)
 
 
@@ -89,7 +91,8 @@ class StackOps:
         each = round_up(max(2 * 64 * tokens, attention) + 64, 64)
         if self._scratch.size < each * self._threads + 64:
             self._scratch = np.zeros(2 * each * self._threads + 64, np.uint8)
-        control = np.zeros(len(program.phases) * at.CONTROL_BYTES // 8 + 8, np.int64)
+        shares = min(self._threads, MOST_SHARES)
+        control = np.zeros((len(program.phases) * (shares + 1) + 1) * at.LINE_BYTES // 8, np.int64)
         state = np.zeros(at.STATE_WORDS, np.int64)
         state[at.TOKENS], state[at.RESIDUAL] = tokens, place_of(x)
         state[at.SPANS], state[at.CONTROL] = place_of(spans), round_up(place_of(control), 64)
@@ -100,6 +103,7 @@ class StackOps:
         state[at.SCORES], state[at.ORDER] = scores, place_of(tasks.order)
         state[at.TASKS], state[at.ATTEND_TASKS] = place_of(tasks.table), len(tasks.table)
         state[at.ROWS_TOGETHER] = ROWS_TOGETHER if tokens >= ROWS_TOGETHER * self._threads else 1
+        state[at.SHARES] = shares
         if self._worker is None:
             self._worker = cfunc(WORK_SIGNATURE, cache=True, error_model="numpy")(work)
         run_stack(self._worker.address, state, self._threads)

@@ -24,13 +24,15 @@ from __future__ import annotations
     ATTEND_TASKS,
     ORDER,
     ROWS_TOGETHER,
+    SHARES,
     STATE_WORDS,
-) = range(17)
+) = range(18)
 """TOKENS of the pass and the address of their RESIDUAL stream (T, E); addresses of the tables SPANS, CONTROL,
 PROGRAM (its number of PHASES) and MEMBERS; YIELD, a function that lets other threads run; SCRATCH_BYTES of
 scratch a thread; UNPACK_F32, the function that multiplies with float32 weights; SCORES, elements for the
 scores of a head; TASKS, the table of the ATTEND_TASKS tasks of attention; ORDER, the numbers of tokens by
-task; ROWS_TOGETHER, tokens of a task of ROWS."""
+task; ROWS_TOGETHER, tokens of a task of ROWS; SHARES, into how many the tasks of a phase
+are split."""
 
 # Spans: one a token.
 CONTEXT_START, CONTEXT_LENGTH, OWN_START, OWN_INDEX, POSITION, SPAN_WORDS = range(6)
@@ -40,9 +42,8 @@ CONTEXT_START, CONTEXT_LENGTH, OWN_START, OWN_INDEX, POSITION, SPAN_WORDS = rang
 TASK_FIRST, TASK_TOKENS, TASK_HEAD, TASK_HEAD_STOP, TASK_WORDS = range(5)
 """TASK_TOKENS tokens with one context, from TASK_FIRST of ORDER on, and a range of heads."""
 
-# Control: a ticket counter and a counter of finished tasks for each phase, a cache line each.
-CONTROL_BYTES = 128
-FINISHED_AT = 64
+# Control: for each phase a counter of finished tasks and a ticket counter for each share, a cache line each.
+LINE_BYTES = 64
 
 # Phases.
 OP = 0

@@ -3,7 +3,8 @@
 One parallel region serves the whole stack of blocks. Between phases threads wait for each other by
 counters in memory, which takes a fraction of a microsecond where a parallel region takes several. Tasks are
 handed out by ticket, and a thread waits only for tasks that another has begun: a thread that comes late, or
-never, makes a pass slower and does not stop it.
+never, makes a pass slower and does not stop it. A thread begins with a stretch of tasks of its own, so that
+weights it has fetched ahead are those it comes to, and then takes from the stretches of others.
 
 A product treats 16 rows of a weight at a time, by the functions of `_rows`; so does the second product of
 an adapter. Sums run over inputs in their order and a
@@ -28,6 +29,7 @@ from ._simd_rows import ROWS
 from ._stack_attention import LANE_BYTES, attend, zero_lanes
 from ._stack_memory import (
     add_shared,
+    fetch_line,
     lanes_at,
     number,
     pause,
@@ -37,6 +39,8 @@ from ._stack_memory import (
     word,
 )
 
+FETCHED = 8192
+"""Bytes of a weight, at most, that are fetched before its product begins."""
 PATIENCE = 2000
 """Looks at a counter before a waiting thread lets others run."""
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
@@ -319,30 +323,60 @@ def _task_count(state: Any, phase: Any) -> Any:
     return tokens
 
 
+@njit(**SERIAL)
+def _fetch_weights(state: Any, phase: Any, share: Any) -> None:
+    """Begin to load the weights that a share of a phase of products begins with."""
+    each, groups = word(phase, at.PRODUCT_TASK_GROUPS), word(phase, at.PRODUCT_GROUPS)
+    tasks, shares = (groups + each - 1) // each, word(state, at.SHARES)
+    g = each * (tasks * share // shares)
+    member = word(state, at.MEMBERS) + 8 * at.MEMBER_WORDS * word(phase, at.PRODUCT_FIRST_MEMBER)
+    members = word(phase, at.PRODUCT_MEMBERS)
+    gate = word(phase, at.PRODUCT_GATE)
+    if gate == 0:
+        while members > 1 and g >= word(member + 8 * at.MEMBER_WORDS, at.FIRST_GROUP):
+            member += 8 * at.MEMBER_WORDS
+            members -= 1
+        members = 1
+    n = ROWS * (g - word(member, at.FIRST_GROUP))
+    for m in range(members):
+        other = member + 8 * at.MEMBER_WORDS * m
+        row_bytes = word(other, at.ROW_BYTES)
+        start = word(other, at.DATA) + n * row_bytes
+        for place in range(start, start + min(ROWS * row_bytes, FETCHED), at.LINE_BYTES):
+            fetch_line(place)
+
+
 def work(state: Any, thread: Any) -> None:
     """All phases of a pass, as one of its threads."""
     scratch = word(state, at.SCRATCH) + thread * word(state, at.SCRATCH_BYTES)
-    for p in range(word(state, at.PHASES)):
+    shares, phases = word(state, at.SHARES), word(state, at.PHASES)
+    for p in range(phases):
         phase = word(state, at.PROGRAM) + 8 * at.PHASE_WORDS * p
         op, tasks = word(phase, at.OP), _task_count(state, phase)
-        tickets = word(state, at.CONTROL) + at.CONTROL_BYTES * p
+        if op == at.ROWS and p + 1 < phases:
+            _fetch_weights(state, phase + 8 * at.PHASE_WORDS, thread % shares)
+        finished = word(state, at.CONTROL) + at.LINE_BYTES * (shares + 1) * p
         done = 0
-        task = add_shared(tickets, 1)
-        while task < tasks:
-            if op == at.ROWS:
-                _rows(state, phase, task)
-            elif op == at.PRODUCT:
-                _product(state, phase, task, scratch)
-            elif op == at.ROTATE:
-                _rotate(state, phase, task)
-            else:
-                attend(state, phase, task, scratch)
-            done += 1
-            task = add_shared(tickets, 1)
+        for turn in range(shares):
+            share = (thread + turn) % shares
+            tickets = finished + at.LINE_BYTES * (share + 1)
+            first, stop = tasks * share // shares, tasks * (share + 1) // shares
+            task = first + add_shared(tickets, 1)
+            while task < stop:
+                if op == at.ROWS:
+                    _rows(state, phase, task)
+                elif op == at.PRODUCT:
+                    _product(state, phase, task, scratch)
+                elif op == at.ROTATE:
+                    _rotate(state, phase, task)
+                else:
+                    attend(state, phase, task, scratch)
+                done += 1
+                task = first + add_shared(tickets, 1)
         if done:
-            add_shared(tickets + at.FINISHED_AT, done)
+            add_shared(finished, done)
         looks = 0
-        while read_shared(tickets + at.FINISHED_AT) < tasks:
+        while read_shared(finished) < tasks:
             pause()
             looks += 1
             if looks == PATIENCE:

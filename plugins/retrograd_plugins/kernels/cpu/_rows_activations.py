@@ -79,8 +79,8 @@ def round_block(source: Array, target: Array, bias: int) -> None:
     """Round 32 float32 at `source` to a record at `target`: x = scale·q, q from -127 to 127.
 
     The scale is the largest size / 127. The three sums of q are stored as float32, or with a bias as
-    int32: WHOLE_BITS - bias·sum. Blocks with nothing above 2^-100 count as zero; not-a-number and infinity make the
-    scale so.
+    int32: WHOLE_BITS - bias·sum. Blocks with nothing above 2^-100 count as zero; not-a-number and infinity
+    make the scale so.
     """
     values = source[:BLOCK]
     largest = np.abs(values).max()

@@ -23,7 +23,7 @@ from ._rows_kinds import (
     broadcast,
     fused,
 )
-from ._simd import F32, FLOATS, I8, I16, I32, I64, INTS, WIDTH, constant_vector, function
+from ._simd import F32, FLOATS, I8, I16, I32, I64, WIDTH, constant_vector, function
 
 
 def _halves(builder: Any, vector: Any) -> list[Any]:
@@ -108,7 +108,7 @@ class Block:
     bias: int
 
     def start(self, builder: Any, record: Any, group: int) -> Any:
-        """WHOLE_BITS - bias · (sum of activations), where sums start so that quants need not be made signed."""
+        """Where sums start: WHOLE_BITS - bias · (sum of activations), so that quants stay unsigned."""
         if not self.bias:
             return constant_vector(I32, [WHOLE_BITS] * WIDTH)
         return broadcast(builder, record, _sum_at(len(self.scales), group), I32)

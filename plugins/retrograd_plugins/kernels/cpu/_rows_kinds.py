@@ -31,8 +31,8 @@ SCALE_AT, SUM_AT, FIRST_SUM_AT = 32, 36, 40
 SIGNED_BIAS = 128
 """Bias of quants that are signed bytes, stored with the top bit flipped."""
 WHOLE = 12582912
-"""1.5 · 2^23, where sums of products begin: read as float32, the bits of its float32 and an integer n of up to
-22 bits added are 12582912 + n, so that no sum has to be converted."""
+"""1.5 · 2^23, where sums of products begin: the bits of its float32 and an integer n of up to 22 bits, added
+and read as float32, are WHOLE + n, so that no sum has to be converted."""
 WHOLE_BITS = 0x4B400000
 """The float32 of WHOLE, as an integer."""
 FLOAT_BLOCK = 8

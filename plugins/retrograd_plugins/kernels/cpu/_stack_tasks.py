@@ -116,7 +116,12 @@ def _low_rank_of_four(member: Any, row: Any, size: Any, tokens: Any, token: Any)
         r0, r1, r2, r3 = zero, zero, zero, zero
         s0, s1, s2, s3 = zero, zero, zero, zero
         for i in range(0, pitch, LANE_BYTES):
-            a0, a1, a2, a3 = lanes_at(first + i), lanes_at(second + i), lanes_at(third + i), lanes_at(fourth + i)
+            a0, a1, a2, a3 = (
+                lanes_at(first + i),
+                lanes_at(second + i),
+                lanes_at(third + i),
+                lanes_at(fourth + i),
+            )
             x = lanes_at(row + i)
             p0, p1 = multiply_add(a0, x, p0), multiply_add(a1, x, p1)
             p2, p3 = multiply_add(a2, x, p2), multiply_add(a3, x, p3)

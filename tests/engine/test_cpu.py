@@ -13,8 +13,10 @@ from retrograd.engine import GenerationRequest, Generator, plan_epoch, whole_seq
 from retrograd.nn import CausalLM
 from retrograd.testing.adapters import attach_factors, random_factors
 from retrograd_hookspecs import SamplingParams
+from retrograd_plugins.kernels.cpu._simd_features import TILE_VARIANTS
 from tests.engine.test_generation import RecordingSampler
 from tests.engine.test_references import Case, check_logits, check_lora_gradients, load_case, logsumexp
+from tests.kernels.cpu_weights import all_variants
 from tests.model_support import (
     build_backend,
     build_kernels,
@@ -26,10 +28,12 @@ from tests.model_support import (
     relative_gap,
 )
 
-VARIANTS: tuple[str, ...] = build_backend("cpu").variants  # type: ignore[attr-defined]
-"""Instruction sets of this processor, the preferred first."""
-FLOAT32 = next(variant for variant in VARIANTS if variant != "amx")
-BFLOAT16 = [variant for variant in VARIANTS if variant == "amx"]
+VARIANTS = all_variants()
+"""Instruction sets that this machine can run."""
+FLOAT32 = next(variant for variant in VARIANTS if variant not in TILE_VARIANTS)
+BFLOAT16 = [variant for variant in VARIANTS if variant in TILE_VARIANTS]
+CLOSENESS = {"amx": (1e-4, 1e-2, 2e-2), "amx-bf16": (0.1, 3e-2, 8e-2)}
+"""Of the divergence of llama.cpp at most so much; median and worst gap of a gradient, relative in norm."""
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
@@ -64,22 +68,23 @@ def test_bfloat16_is_closer_than_llamacpp(
     ids = case.logits["p32.ids"].astype(np.int32)
     exact, rounded = (_base_log_softmax(c.model, ids) for c in (float32, case))
     divergence = float((np.exp(exact) * (exact - rounded)).sum(axis=1).mean())
-    assert divergence < 1e-4 * float(case.logits["p32.llamacpp_mean_kl"])
+    share, median, worst = CLOSENESS[variant]
+    assert divergence < share * float(case.logits["p32.llamacpp_mean_kl"])
 
     references = case.gradients
     parameters = attach_factors(case.model, reference_factors(case.model), scale=2.0)
     sequence = whole_sequence(references["ids"].astype(np.int32))
     [step] = plan_epoch([sequence.predicts], [0], micro_batch=64, gradient_accumulation=1)
     stats = engine_for(case.model).train_step(step, [sequence], mean_nll, 64.0)
-    assert stats.loss == pytest.approx(float(references["loss"]), abs=1e-3)
+    assert stats.loss == pytest.approx(float(references["loss"]), abs=1e-3 if variant == "amx" else 1e-2)
     found = {p.name: np.asarray(p.grad, dtype=np.float64) for p in parameters}
     gaps = [
         relative_gap(found, {key.replace(".grad_", ".weight."): references[key]})
         for key in references.files
         if ".grad_" in key
     ]
-    assert np.median(gaps) < 1e-2
-    assert max(gaps) < 2e-2
+    assert np.median(gaps) < median
+    assert max(gaps) < worst
 
 
 def _base_log_softmax(model: CausalLM, ids: Any) -> Any:
@@ -157,9 +162,11 @@ def test_float64_gives_the_same_gradients(tiny: CausalLM) -> None:
     for model in (tiny, exact):
         parameters = attach_factors(model, random_factors(model, rank=4), scale=0.5)
         results.append(gradients(model, parameters, sequences, **settings))
-    bfloat16 = "amx" in {tiny.kernels.serving("matmul", "Q8_0").variant}
-    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4 if bfloat16 else 1e-5)
-    assert relative_gap(results[0][1], results[1][1]) < (2e-2 if bfloat16 else 1e-3)
+    loss, gradient = {"amx": (1e-4, 2e-2), "amx-bf16": (1e-2, 8e-2)}.get(
+        tiny.kernels.serving("matmul", "Q8_0").variant, (1e-5, 1e-3)
+    )
+    assert results[0][0] == pytest.approx(results[1][0], rel=loss)
+    assert relative_gap(results[0][1], results[1][1]) < gradient
 
 
 def test_nothing_is_allocated_in_the_steady_state(tiny: CausalLM) -> None:

@@ -15,11 +15,18 @@ from retrograd_plugins.kernels.cpu._decode import FORMATS
 from retrograd_plugins.kernels.cpu._gemm import WeightOps
 from retrograd_plugins.kernels.cpu._gemm_kernels import variant
 from retrograd_plugins.kernels.cpu._gemm_workspace import Workspace
+from retrograd_plugins.kernels.cpu._simd_features import TILE_VARIANTS, usable_variants
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 load_variant = cache(variant)
+
+
+def all_variants() -> tuple[str, ...]:
+    """Instruction sets of products that this machine can run, those included that must be asked for."""
+    usable = usable_variants()
+    return (*usable, *(name for name in TILE_VARIANTS if name not in usable and TILE_VARIANTS[0] in usable))
 
 
 def make_ops(format_name: str, variant_name: str, threads: int = 2) -> WeightOps:
@@ -35,31 +42,33 @@ def make_weight(format_name: str, rows: int, columns: int, seed: int = 0) -> Qua
 
 
 def halves(values: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """The bfloat16 that AMX makes of a float32 in forward products: its upper bits, and those of the rest."""
+    """The halves that AMX makes of a float32 in forward products: the nearest, and the rest's upper bits."""
 
-    def cut(single: Floats) -> Floats:
-        return (single.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    def cut(single: Floats, added: int) -> Floats:
+        return ((single.view(np.uint32) + np.uint32(added)) & np.uint32(0xFFFF0000)).view(np.float32)
 
     single = np.ascontiguousarray(values, np.float32)
-    high = cut(single)
-    return high, cut(single - high)
+    high = cut(single, 0x8000)
+    return high, cut(single - high, 0)
 
 
 def exact_product(x: Floats, weight: QuantMatrix, variant_name: str) -> Doubles:
     """x · Wᵀ in float64, of what the variant's multipliers see."""
     matrix = dequantise(weight.data, weight.format)
-    if variant_name != "amx":
+    if variant_name not in TILE_VARIANTS:
         return x.astype(np.float64) @ matrix.T.astype(np.float64)
     (x_high, x_low), (w_high, w_low) = (
         [half.astype(np.float64) for half in halves(values)] for values in (x, matrix)
     )
+    if variant_name == "amx-bf16":
+        return x_high @ w_high.T
     return x_low @ w_high.T + x_high @ (w_high + w_low).T
 
 
 def rounded(values: npt.NDArray[Any], variant_name: str) -> Doubles:
     """Operands of gradients as the variant's multipliers see them, in float64: AMX rounds to bfloat16."""
     single = np.ascontiguousarray(values, np.float32)
-    if variant_name != "amx":
+    if variant_name not in TILE_VARIANTS:
         return single.astype(np.float64)
     bits = single.view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)

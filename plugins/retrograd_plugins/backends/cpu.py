@@ -35,10 +35,11 @@ CACHE_LINE = 64
 class CpuConfig:
     """Keys of `[plugin.cpu]`."""
 
-    kernels: Literal["auto", "amx", "avx512", "avx2", "portable"] = key(
+    kernels: Literal["auto", "amx", "amx-bf16", "avx512", "avx2", "portable"] = key(
         "auto",
-        doc="Instruction set of the matrix products: amx (bfloat16 tiles, float32 sums), avx512, avx2 and"
-        " portable (float32). auto takes the first of these that the processor has.",
+        doc="Instruction set of the matrix products: amx (bfloat16 tiles, forward with the precision of"
+        " float32), avx512, avx2 and portable (float32). auto takes the first of these that the processor"
+        " has. amx-bf16 rounds to bfloat16 in forward passes too: faster, less exact.",
     )
 
 
@@ -130,7 +131,7 @@ def _threads(wanted: int | None) -> int:
 def _variants(wanted: str, usable: Sequence[str]) -> Sequence[str]:
     if wanted == "auto":
         return usable
-    if wanted not in usable:
+    if wanted.removesuffix("-bf16") not in usable:
         problem = Problem(
             where="[plugin.cpu]",
             key="plugin.cpu.kernels",

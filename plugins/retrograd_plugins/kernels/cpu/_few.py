@@ -16,7 +16,7 @@ from ._gemm import WeightOps
 from ._gemm_workspace import Floats, Workspace, check
 from ._rows_kinds import BLOCK, MADD_256, VNNI_256, VNNI_512
 from ._rows_product import RowsProduct
-from ._simd_features import target_features
+from ._simd_features import TILE_VARIANTS, target_features
 
 VNNI_FEATURES = frozenset({"avx512f", "avx512bw", "avx512vnni"})
 
@@ -24,9 +24,9 @@ VNNI_FEATURES = frozenset({"avx512f", "avx512bw", "avx512vnni"})
 def products_kind(variant: str) -> int | None:
     """How a variant multiplies bytes on this processor; None for one that has no `matmul_few`."""
     features = target_features()
-    if variant in ("amx", "avx512") and features >= VNNI_FEATURES:
+    if variant in (*TILE_VARIANTS, "avx512") and features >= VNNI_FEATURES:
         return VNNI_512
-    if variant in ("amx", "avx512", "avx2") and {"avx2", "fma"} <= features:
+    if variant in (*TILE_VARIANTS, "avx512", "avx2") and {"avx2", "fma"} <= features:
         return VNNI_256 if "avxvnni" in features else MADD_256
     return None
 

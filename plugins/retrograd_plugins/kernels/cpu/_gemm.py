@@ -25,7 +25,7 @@ from ._gemm_drivers import (
 from ._gemm_kernels import Product, Variant
 from ._gemm_workspace import Floats, Workspace, check, round_up
 from ._rows import compiled_rows
-from ._rows_kinds import AMX, BLOCK, TILES
+from ._rows_kinds import AMX, AMX_HIGH, BLOCK, TILES
 from ._rows_product import RowsProduct
 from ._simd_features import jit_disabled
 
@@ -168,7 +168,8 @@ class WeightOps:
             self._variant = self._load_variant()
             if self._variant.tiles:
                 self._unpack = compiled_rows(self.format.name, TILES)
-                self._product = RowsProduct(self.format, AMX, self._threads, self._workspace)
+                kind = AMX_HIGH if self._variant.rounded else AMX
+                self._product = RowsProduct(self.format, kind, self._threads, self._workspace)
         return self._variant
 
     def weight_bytes(self, w: QuantMatrix) -> npt.NDArray[np.uint8]:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import cfunc, types
 
-from ._simd_features import jit_disabled
+from ._simd_features import TILE_VARIANTS, jit_disabled
 
 Floats = npt.NDArray[np.float32]
 
@@ -78,6 +78,8 @@ class Variant:
     """Tokens that are converted and multiplied together."""
     tiles: bool = False
     """True if packed columns of `forward` are AMX tiles, which `_rows` can make of 16 rows of the weight."""
+    rounded: bool = False
+    """True if `forward` rounds both operands to bfloat16."""
 
 
 def compiled(signature: Any, function: Callable[..., Any]) -> Any:
@@ -89,10 +91,10 @@ def variant(name: str) -> Variant:
     """The variant called `name`, compiling (or loading from the cache) its functions."""
     if jit_disabled():
         return python_variant()
-    if name == "amx":
+    if name in TILE_VARIANTS:
         from ._gemm_amx import tile_variant
 
-        return tile_variant()
+        return tile_variant(name)
     from ._gemm_f32 import float_variant
 
     return float_variant(name)

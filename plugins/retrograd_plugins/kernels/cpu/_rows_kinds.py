@@ -7,6 +7,7 @@
   halves as a tile of bfloat16, then their low halves (see `_simd_tiles.split_pairs`).
 - AMX: the same tiles, multiplied with activations split likewise at once, while the next are unpacked; the
   sums stay in tile registers 0 to 3.
+- AMX_HIGH: as AMX, of the high halves alone.
 
 Source: Intel SDM, VPDPBUSD, VPMADDUBSW and TDPBF16PS; rounding in blocks of 32 as ggml's Q8_0.
 """
@@ -19,8 +20,11 @@ from llvmlite import ir
 
 from ._simd import FLOATS, I64, WIDTH, function, splat
 
-VNNI_512, VNNI_256, MADD_256, TILES, AMX = 7, 8, 9, 10, 11
+VNNI_512, VNNI_256, MADD_256, TILES, AMX, AMX_HIGH = 7, 8, 9, 12, 13, 14
 """Numba's cache knows compiled functions by these: a kind that changes its meaning takes a new number."""
+
+MULTIPLIED = (AMX, AMX_HIGH)
+"""The kinds that multiply tiles as they unpack them."""
 
 BLOCK = 32
 """Activations that share a scale."""

@@ -21,7 +21,7 @@ from ._rows_drivers import (
     sum_group,
     tile_group,
 )
-from ._rows_kinds import AMX, BLOCK, MOST_TILES, RECORD
+from ._rows_kinds import BLOCK, MOST_TILES, MULTIPLIED, RECORD
 from ._simd_rows import ROWS
 
 CHUNK = ROWS * MOST_TILES
@@ -76,7 +76,7 @@ class RowsProduct:
                 rows_parallel(*functions, packed, data.ctypes.data, x, out, scratch, self._workspace.counter)
 
     def _compile(self) -> tuple[Any, Any, Any]:
-        if self._kind == AMX:
+        if self._kind in MULTIPLIED:
             convert, group = tile_tokens, tile_group
         else:
             convert, group = copy_tokens if self._rows.floats else round_tokens, sum_group
@@ -88,16 +88,16 @@ class RowsProduct:
         return self._compiled
 
     def _record_floats(self, columns: int) -> int:
-        return columns if self._kind == AMX or self._rows.floats else columns // BLOCK * RECORD // 4
+        return columns if self._kind in MULTIPLIED or self._rows.floats else columns // BLOCK * RECORD // 4
 
     def _plan(self, tokens: int, rows: int, columns: int) -> tuple[RowsPlan, npt.NDArray[np.int64]]:
         if len(self._plans) >= KEPT_PLANS:
             self._plans.clear()
         groups = -(-rows // ROWS)
-        unpacking = UNPACKING_TILES if self._kind == AMX else UNPACKING
+        unpacking = UNPACKING_TILES if self._kind in MULTIPLIED else UNPACKING
         threads = 1 if rows * columns * (tokens + unpacking) <= SERIAL_WORK else self._threads
         chunk = min(CHUNK, tokens)
-        lanes = round_up(chunk, ROWS) if self._kind == AMX else chunk
+        lanes = round_up(chunk, ROWS) if self._kind in MULTIPLIED else chunk
         thread_floats = SPARE_FLOATS + RUN * ROWS * lanes
         blocks = columns // self.format.values
         plan = RowsPlan(

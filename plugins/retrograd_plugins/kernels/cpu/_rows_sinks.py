@@ -14,10 +14,10 @@ from numba.core import types
 
 from ._rows_integers import Block, add_products, block_records, each_token
 from ._rows_kinds import (
-    AMX,
     BLOCK,
     FLOAT_BLOCK,
     FLOAT_RECORD,
+    MULTIPLIED,
     RECORD,
     SCALE_AT,
     TILES,
@@ -46,11 +46,11 @@ def _block_typer(*args: Any) -> Any:
         left, tokens, sums, number = values[3:7]
         first, second, scales, minima = (unpack(builder, value) for value in values[7:])
         block = Block(quants=[*first, *second], scales=scales, minima=minima, bias=bias)
-        if kind in (TILES, AMX):
+        if kind == TILES or kind in MULTIPLIED:
             place = step_place(builder, kind, sums, number)
             store_block(builder, place, top, block)
-            if kind == AMX:
-                multiply_tile(builder, left, tokens, number, place)
+            if kind in MULTIPLIED:
+                multiply_tile(builder, kind, left, tokens, number, place)
         else:
             add_products(builder, kind, left, tokens, sums, number, block)
 
@@ -78,9 +78,9 @@ def add_block(
     with minima bias is 0. `left` is the address of records (block, token), made with the same bias, and
     `sums` that of float32 lanes, one a token, which are added to.
 
-    For TILES `sums` is where step 0 of the pair of tiles is stored; left and tokens are not used. For AMX
-    `left` are pairs of tiles of activations (block, pair), `tokens` is the number of pairs, up to
-    MOST_TILES, and `sums` room for two pairs.
+    For TILES `sums` is where step 0 of the pair of tiles is stored; left and tokens are not used. For kinds
+    of MULTIPLIED `left` are pairs of tiles of activations (block, pair), `tokens` is the number of pairs, up
+    to MOST_TILES, and `sums` room for two pairs.
     """
     quants = np.concatenate(
         [np.ascontiguousarray(word).view(np.uint8).reshape(WIDTH, 4) for word in first + second], 1
@@ -109,17 +109,17 @@ def _floats_typer(*args: Any) -> Any:
 
     def emit(builder: Any, _: Any, left: Any, tokens: Any, sums: Any, block: Any, lanes: Any) -> None:
         weights = unpack(builder, lanes)
-        if known[0] in (TILES, AMX):
+        if known[0] == TILES or known[0] in MULTIPLIED:
             step = builder.udiv(block, ir.Constant(I64, BLOCK // FLOAT_BLOCK))
             within = builder.and_(block, ir.Constant(I64, BLOCK // FLOAT_BLOCK - 1))
             tile = step_place(builder, known[0], sums, step)
             place = builder.add(tile, builder.mul(within, ir.Constant(I64, 16 * WIDTH)))
             for pair in range(FLOAT_BLOCK // 2):
                 store_pair(builder, place, pair, *weights[2 * pair : 2 * pair + 2])
-            if known[0] == AMX:
+            if known[0] in MULTIPLIED:
                 last = ir.Constant(I64, BLOCK // FLOAT_BLOCK - 1)
                 with builder.if_then(builder.icmp_signed("==", within, last)):
-                    multiply_tile(builder, left, tokens, step, tile)
+                    multiply_tile(builder, known[0], left, tokens, step, tile)
             return
 
         def body(_: Any, record: Any, total: Any) -> Any:

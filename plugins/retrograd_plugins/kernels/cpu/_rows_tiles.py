@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from ._rows_integers import Block
-from ._rows_kinds import AMX, BLOCK, MOST_TILES, STEP_BYTES, TILE_BYTES, TILE_PAIR, place_of
+from ._rows_kinds import AMX_HIGH, BLOCK, MOST_TILES, MULTIPLIED, STEP_BYTES, TILE_BYTES, TILE_PAIR, place_of
 from ._simd import F32, FLOATS, I8, I32, I64, INTS, WIDTH, constant_vector, function
 from ._simd_tiles import split_pairs
 
@@ -58,18 +58,21 @@ def store_block(builder: Any, target: Any, top: int, block: Block) -> None:
 
 
 def step_place(builder: Any, kind: int, target: Any, step: Any) -> Any:
-    """Where the tiles of a step are stored; for AMX one of two places, as the last may still be read."""
-    if kind == AMX:
+    """Where the tiles of a step are stored; to be multiplied at once one of two places, as the last may still
+    be read."""
+    if kind in MULTIPLIED:
         turn = builder.and_(step, ir.Constant(I64, 1))
         return builder.add(target, builder.mul(turn, ir.Constant(I64, TILE_PAIR)))
     return builder.add(target, builder.mul(step, ir.Constant(I64, STEP_BYTES)))
 
 
-def multiply_tile(builder: Any, left: Any, pairs: Any, step: Any, place: Any) -> None:
+def multiply_tile(builder: Any, kind: int, left: Any, pairs: Any, step: Any, place: Any) -> None:
     """Add the products of the tiles at `place` with 1 to 4 pairs of activation tiles to registers 0 to 3.
 
-    Those of two low halves are below what float32 sums keep. The order is that of `_gemm_amx`.
+    Those of two low halves are below what float32 sums keep; AMX_HIGH takes those of two high halves alone.
+    The order is that of `_gemm_amx`.
     """
+    rounded = kind == AMX_HIGH
     load = function(builder, "llvm.x86.tileloadd64", ir.VoidType(), [I8, I8.as_pointer(), I64])
     multiply = function(builder, "llvm.x86.tdpbf16ps", ir.VoidType(), [I8] * 3)
     pitch = ir.Constant(I64, 64)
@@ -83,13 +86,15 @@ def multiply_tile(builder: Any, left: Any, pairs: Any, step: Any, place: Any) ->
 
     high, low = 6, 7
     fetch(high, place, 0)
-    fetch(low, place, TILE_BYTES)
+    if not rounded:
+        fetch(low, place, TILE_BYTES)
     source = builder.add(left, builder.mul(builder.mul(step, pairs), ir.Constant(I64, TILE_PAIR)))
     done = builder.append_basic_block("tiles_done")
     for number in range(MOST_TILES):
-        fetch(4, source, TILE_PAIR * number + TILE_BYTES)
+        if not rounded:
+            fetch(4, source, TILE_PAIR * number + TILE_BYTES)
         fetch(5, source, TILE_PAIR * number)
-        for operand, weights in ((4, high), (5, high), (5, low)):
+        for operand, weights in ((5, high),) if rounded else ((4, high), (5, high), (5, low)):
             builder.call(multiply, [register(number), register(operand), register(weights)])
         if number + 1 < MOST_TILES:
             another = builder.append_basic_block("tile")

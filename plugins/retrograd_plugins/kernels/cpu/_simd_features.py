@@ -23,6 +23,9 @@ VARIANTS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 """Features, as LLVM names them, that each variant of a kernel needs; the preferred variant first."""
 
+TILE_VARIANTS = ("amx", "amx-bf16")
+"""What the features of "amx" serve. The second is taken only if it is asked for."""
+
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18

@@ -249,16 +249,20 @@ def poke_bfloat(place: int, value: float) -> None:
     raise RuntimeError("poke_bfloat has a compiled form only")
 
 
-# Halves of float32 for AMX products that keep float32's precision: x = high + low, both bfloat16. Cut off
-# instead of rounded, high is the upper 16 bits, and the rest is exact in float32.
+# Halves of float32 for AMX products that keep float32's precision: x = high + low, both bfloat16. High is the
+# nearest (of two as near, the one away from 0), so that it may also stand for x alone; the rest is exact in
+# float32, of which low is the upper 16 bits.
 
 HIGH_BITS = -65536
+HALF_A_BIT = 1 << 15
+"""Added to the bits of a float32, it rounds the upper 16."""
 
 
 def _high_and_rest(builder: Any, floats: Any) -> tuple[Any, Any]:
-    """The int32 bits of lanes without their lower 16, and of what that leaves of the float32 lanes."""
+    """The int32 bits of lanes rounded to their upper 16, and of what that leaves of the float32 lanes."""
     kind = ir.VectorType(I32, floats.type.count)
-    high = builder.and_(builder.bitcast(floats, kind), ir.Constant(kind, [HIGH_BITS] * kind.count))
+    raised = builder.add(builder.bitcast(floats, kind), ir.Constant(kind, [HALF_A_BIT] * kind.count))
+    high = builder.and_(raised, ir.Constant(kind, [HIGH_BITS] * kind.count))
     return high, builder.bitcast(builder.fsub(floats, builder.bitcast(high, floats.type)), kind)
 
 
@@ -296,7 +300,8 @@ def split_bfloats(source: int, high: int, low: int) -> None:
 
 
 def _emit_poke_split(builder: Any, high: Any, low: Any, value: Any) -> None:
-    bits = builder.and_(builder.bitcast(value, I32), ir.Constant(I32, HIGH_BITS))
+    raised = builder.add(builder.bitcast(value, I32), ir.Constant(I32, HALF_A_BIT))
+    bits = builder.and_(raised, ir.Constant(I32, HIGH_BITS))
     rest = builder.bitcast(builder.fsub(value, builder.bitcast(bits, F32)), I32)
     for place, word in ((high, bits), (low, rest)):
         half = builder.trunc(builder.lshr(word, ir.Constant(I32, 16)), I16)

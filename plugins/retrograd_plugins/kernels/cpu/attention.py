@@ -11,14 +11,14 @@ from retrograd_hookspecs import BuildContext, Component, KernelImpl, NoConfig, h
 def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
     """Compile the kernels, or load them from Numba's cache."""
     from ._attention_ops import Attention, load_tile_backward, load_tile_forward
-    from ._simd_features import jit_disabled
+    from ._simd_features import TILE_VARIANTS, jit_disabled
 
     ops = Attention()
     kernels = [
         KernelImpl(op="attention", fn=ops.attention, variant="numba"),
         KernelImpl(op="attention_backward", fn=ops.attention_backward, variant="numba"),
     ]
-    if "amx" in context.service("backend").variants and not jit_disabled():
+    if set(TILE_VARIANTS) & set(context.service("backend").variants) and not jit_disabled():
         tiles = Attention(load_tile_forward, load_tile_backward)
         kernels += [
             KernelImpl(op="attention", fn=tiles.attention, priority=10, variant="amx"),

@@ -10,7 +10,9 @@ from retrograd_hookspecs import BuildContext, Component, KernelImpl, NoConfig, h
 
 def build(config: NoConfig, context: BuildContext) -> Sequence[KernelImpl]:
     """Compile the kernels, or load them from Numba's cache; none where products are float32."""
-    if context.service("backend").variants[0] != "amx":
+    from ._simd_features import TILE_VARIANTS
+
+    if context.service("backend").variants[0] not in TILE_VARIANTS:
         return []
     from ._math_gated_kept import (
         gated_activation_keep,

@@ -57,13 +57,18 @@ class Contestant:
     prepare: Callable[[Case, Options], list[str] | None] = lambda _case, _options: None
     """Command that makes what the runs of a case need (a converted model), or None if it is there."""
     ours: bool = False
-    """retrograd itself, which the ratios are of."""
+    """retrograd itself, which the ratios are of, as it is or with a setting."""
     accepts: Callable[[Case], bool] = lambda _case: True
     """Whether it takes this case of its kinds."""
 
     def runs(self, case: Case) -> bool:
         """Whether the case is for this contestant."""
         return case.kind in self.kinds and self.accepts(case)
+
+
+def names_of_ours() -> tuple[str, ...]:
+    """Names of the contestants that are retrograd, the one without settings first."""
+    return tuple(contestant.name for contestant in all_contestants() if contestant.ours)
 
 
 def all_contestants() -> tuple[Contestant, ...]:
@@ -75,6 +80,14 @@ def all_contestants() -> tuple[Contestant, ...]:
             kinds=("sft", "prompt", "generate", "grpo"),
             problem=lambda _options: _modules_problem(sys.executable, ("retrograd", "retrograd_plugins")),
             command=_retrograd_command,
+            ours=True,
+        ),
+        Contestant(
+            name="retrograd-bf16",
+            title='retrograd, kernels = "amx-bf16"',
+            kinds=("sft", "grpo"),
+            problem=_tiles_problem,
+            command=lambda case, options: [*_retrograd_command(case, options), "--kernels", "amx-bf16"],
             ours=True,
         ),
         *(_torch(variant, title) for variant, title in TORCH_VARIANTS.items()),
@@ -250,6 +263,15 @@ def _node_problem(options: Options) -> str:
         )
     package = options.node_dir / "node_modules" / "node-llama-cpp" / "package.json"
     return "" if package.is_file() else f"--node-dir {options.node_dir} has no node_modules/node-llama-cpp"
+
+
+def _tiles_problem(_options: Options) -> str:
+    missing = _modules_problem(sys.executable, ("retrograd", "retrograd_plugins"))
+    if missing:
+        return missing
+    from retrograd_plugins.kernels.cpu._simd_features import usable_variants
+
+    return "" if "amx" in usable_variants() else "this processor has no AMX, or the system refused it"
 
 
 def _has_compiler() -> bool:

@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     for name in ("answers", "tokens", "rank", "threads", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--kernels", default="auto")
     a = parser.parse_args()
 
     memory = PeakMemory()
@@ -104,6 +105,7 @@ def _values(a: argparse.Namespace) -> dict[str, Any]:
         "lora": {"rank": a.rank, "alpha": 2.0 * a.rank},
         "training": {"ctx": MICRO_BATCH, "micro_batch": MICRO_BATCH, "threads": a.threads},
         "output": {"path": "adapter.gguf"},
+        "plugin": {"cpu": {"kernels": a.kernels}},
         "grpo": {
             "prompts": "prompts.jsonl",
             "reward": "python:./reward.py:distinct_words",

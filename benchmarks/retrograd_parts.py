@@ -14,7 +14,9 @@ VERSIONS = ("retrograd", "numba", "llvmlite", "numpy")
 
 
 @contextmanager
-def assembled(model: str, *, tokens: int, threads: int, rank: int = 8) -> Iterator[Assembly]:
+def assembled(
+    model: str, *, tokens: int, threads: int, rank: int = 8, kernels: str = "auto"
+) -> Iterator[Assembly]:
     """An SFT run with all defaults: LoRA on every projection, AdamW, passes of `tokens` tokens.
 
     The data file is only there to make the configuration complete; the scripts bring their own tokens.
@@ -31,6 +33,7 @@ def assembled(model: str, *, tokens: int, threads: int, rank: int = 8) -> Iterat
                     "training": {"ctx": tokens, "micro_batch": tokens, "threads": threads},
                     "sft": {"data": str(data)},
                     "output": {"path": str(Path(directory) / "adapter.gguf")},
+                    "plugin": {"cpu": {"kernels": kernels}},
                 }
             )
         )

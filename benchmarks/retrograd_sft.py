@@ -17,11 +17,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     for name in ("batch", "length", "rank", "threads", "steps", "warmup"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--kernels", default="auto")
     a = parser.parse_args()
 
     memory = PeakMemory()
     tokens = a.batch * a.length
-    with assembled(a.model, tokens=tokens, threads=a.threads, rank=a.rank) as assembly:
+    with assembled(a.model, tokens=tokens, threads=a.threads, rank=a.rank, kernels=a.kernels) as assembly:
         services = assembly.services
         services.provide("total_steps", None)
         engine, trainable = services.get("engine"), services.get("trainable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -73,25 +74,24 @@ def summarise(runs: Runs) -> list[Summary]:
     return out
 
 
-def compare(runs: Runs, cases: Sequence[Case], ours: str) -> list[Comparison]:
-    """`ours` against every other contestant of each case, where both have rounds in common."""
+def compare(runs: Runs, cases: Sequence[Case], ours: Sequence[str]) -> list[Comparison]:
+    """Each of `ours` against every other contestant of each case, where both have rounds in common."""
     out = []
     for case in cases:
-        mine = runs.get((case.name, ours), [])
-        peers = [name for name in _contestants(runs, case.name) if name != ours]
+        peers = [name for name in _contestants(runs, case.name) if name not in ours]
         rates = {name: Spread.of(_rate(r) for r in runs[case.name, name] if not r.failure) for name in peers}
         medians = {name: rate.median for name, rate in rates.items() if rate is not None}
         if not medians:
             continue
         best = (max if case.higher_is_better else min)(medians, key=lambda name: medians[name])
-        for name in medians:
-            pairs = _common_rounds(mine, runs[case.name, name])
+        for own, name in itertools.product(ours, medians):
+            pairs = _common_rounds(runs.get((case.name, own), []), runs[case.name, name])
             rate = Spread.of(_ratio(_rate(a), _rate(b), case) for a, b in pairs)
             memory = Spread.of(_peak(a) / _peak(b) for a, b in pairs)
             if rate is not None and memory is not None:
                 out.append(
                     Comparison(
-                        case=case.name, ours=ours, peer=name, rate=rate, memory=memory, best=name == best
+                        case=case.name, ours=own, peer=name, rate=rate, memory=memory, best=name == best
                     )
                 )
     return out

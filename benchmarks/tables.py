@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from .cases import Case
+from .contestants import names_of_ours
 from .models import TITLES, ModelWork
 from .runner import QUIET_CORES, Runs
 from .statistics import Comparison, Spread, Summary, compare, summarise
@@ -38,7 +39,7 @@ class Report:
 
     @comparisons.default
     def _compared(self) -> list[Comparison]:
-        return compare(self.runs, self.cases, OURS)
+        return compare(self.runs, self.cases, names_of_ours())
 
     def failures(self) -> list[Summary]:
         """Contestants that failed a case."""
@@ -102,9 +103,10 @@ def _best_table(report: Report) -> str:
         case = by_name[comparison.case]
         if not comparison.best:
             continue
+        setting = "" if comparison.ours == OURS else f"; {report.titles[comparison.ours]}"
         rows.append(
             (
-                _case_title(case),
+                _case_title(case) + setting,
                 report.titles[comparison.peer],
                 _spread(comparison.rate, "×"),
                 _verdict(
@@ -122,7 +124,7 @@ def _best_table(report: Report) -> str:
 
 
 def _all_table(report: Report) -> str:
-    compared = {(c.case, c.peer): c for c in report.comparisons}
+    compared = {(c.case, c.peer): c for c in report.comparisons if c.ours == OURS}
     by_name = {case.name: case for case in report.cases}
     rows = []
     for summary in report.summaries:

@@ -23,7 +23,7 @@ def test_ratios_are_taken_within_rounds() -> None:
         (CASE.name, "retrograd"): [run(1, 300, 50), run(2, 100, 50), run(3, 320, 60)],
         (CASE.name, "peer"): [run(1, 100, 200), run(2, 40, 100), run(3, 100, 200)],
     }
-    [comparison] = compare(runs, [CASE], "retrograd")
+    [comparison] = compare(runs, [CASE], ["retrograd"])
     assert comparison.rate == Spread(median=3.0, low=2.5, high=3.2)
     assert comparison.memory == Spread(median=0.3, low=0.25, high=0.5)
     assert comparison.best
@@ -35,7 +35,7 @@ def test_best_peer_by_median_rate() -> None:
         (CASE.name, "slow"): [run(1, 2), run(2, 2)],
         (CASE.name, "fast"): [run(1, 5), run(2, 5)],
     }
-    assert {c.peer: c.best for c in compare(runs, [CASE], "retrograd")} == {"slow": False, "fast": True}
+    assert {c.peer: c.best for c in compare(runs, [CASE], ["retrograd"])} == {"slow": False, "fast": True}
 
 
 def test_lower_is_better() -> None:
@@ -45,7 +45,7 @@ def test_lower_is_better() -> None:
         (case.name, "quick"): [run(1, 4)],
         (case.name, "slow"): [run(1, 8)],
     }
-    ratios = {c.peer: (c.rate.median, c.best) for c in compare(runs, [case], "retrograd")}
+    ratios = {c.peer: (c.rate.median, c.best) for c in compare(runs, [case], ["retrograd"])}
     assert ratios == {"quick": (2.0, True), "slow": (4.0, False)}
 
 
@@ -54,14 +54,14 @@ def test_only_rounds_that_both_have() -> None:
         (CASE.name, "retrograd"): [run(1, 10), failed(2)],
         (CASE.name, "peer"): [run(1, 5), run(2, 1)],
     }
-    [comparison] = compare(runs, [CASE], "retrograd")
+    [comparison] = compare(runs, [CASE], ["retrograd"])
     assert comparison.rate.median == 2.0
 
 
 @pytest.mark.parametrize("missing", ["retrograd", "peer"])
 def test_no_comparison_without_both(missing: str) -> None:
     runs = {(CASE.name, name): [run(1, 10)] for name in ("retrograd", "peer") if name != missing}
-    assert compare(runs, [CASE], "retrograd") == []
+    assert compare(runs, [CASE], ["retrograd"]) == []
 
 
 def test_summary_keeps_the_failure() -> None:

@@ -40,8 +40,11 @@ TOLERANCE = 2e-6
 """Relative to the norm of a row; chains of up to 2048 float32 additions."""
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    # amx-bf16 differs from amx after the weights are unpacked: one format of each kind shows it.
+    [(f, v) for v in VARIANTS for f in (FORMATS if v != "amx-bf16" else ("Q4_1", "Q6_K", "F16"))],
+)
 def test_products_match_float64(name: str, variant: str) -> None:
     weight = make_weight(name, 70, 512)
     ops = make_ops(name, variant)

@@ -79,10 +79,17 @@ def test_contestant_asked_for_by_name_must_run(tmp_path: Path, capsys: pytest.Ca
 
 def test_every_case_has_its_contestants() -> None:
     expected = {
-        "sft": {"retrograd", "torch-float32", "torch-autocast", "torch-bf16", "torch-bf16-compiled"},
+        "sft": {
+            "retrograd",
+            "retrograd-bf16",
+            "torch-float32",
+            "torch-autocast",
+            "torch-bf16",
+            "torch-bf16-compiled",
+        },
         "prompt": {"retrograd", "llama.cpp"},
         "generate": {"retrograd", "llama.cpp"},
-        "grpo": {"retrograd", "trl-float32", "trl-bfloat16"},
+        "grpo": {"retrograd", "retrograd-bf16", "trl-float32", "trl-bfloat16"},
         "bandwidth": {"numpy"},
     }
     for case in cases.all_cases():

@@ -58,6 +58,19 @@ def test_only_rounds_that_both_have() -> None:
     assert comparison.rate.median == 2.0
 
 
+def test_a_setting_of_ours_is_no_peer() -> None:
+    runs = {
+        (CASE.name, "retrograd"): [run(1, 10)],
+        (CASE.name, "retrograd-bf16"): [run(1, 20)],
+        (CASE.name, "peer"): [run(1, 5)],
+    }
+    found = compare(runs, [CASE], ["retrograd", "retrograd-bf16"])
+    assert [(c.ours, c.peer, c.rate.median, c.best) for c in found] == [
+        ("retrograd", "peer", 2.0, True),
+        ("retrograd-bf16", "peer", 4.0, True),
+    ]
+
+
 @pytest.mark.parametrize("missing", ["retrograd", "peer"])
 def test_no_comparison_without_both(missing: str) -> None:
     runs = {(CASE.name, name): [run(1, 10)] for name in ("retrograd", "peer") if name != missing}

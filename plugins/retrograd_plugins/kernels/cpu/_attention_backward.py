@@ -22,6 +22,7 @@ from ._attention_blocks import (
     accumulate_panel,
     add_row,
     clear_row,
+    dot_rows,
     gather_keys,
     gather_queries,
     gather_rows,
@@ -52,9 +53,7 @@ from ._math_lanes import (
     fill_lanes,
     keep_between,
     load_lanes,
-    multiply_add,
     store_lanes,
-    sum_lanes,
     tanh_lanes,
 )
 from ._math_tiles import TILE_ROWS
@@ -86,15 +85,6 @@ def gradient_row(
         weight = exp_lanes(score - lse)
         store_lanes(work, scores + j, keep_between(weight, low - j, high - j, ZERO))
         store_lanes(work, products + j, keep_between(weight * gradient, low - j, high - j, ZERO))
-
-
-@njit(**SERIAL)
-def dot_rows(work: Any, left: Any, right: Any, width: Any) -> Any:
-    """Sum of the products of two panel rows."""
-    total = fill_lanes(ZERO)
-    for d in range(0, width, WIDTH):
-        total = multiply_add(load_lanes(work, left + d), load_lanes(work, right + d), total)
-    return sum_lanes(total)
 
 
 QUERY_GRADIENT = NONE(

@@ -17,7 +17,15 @@ from numba import njit
 from numba.core import types
 
 from ._math_common import INT, SERIAL, WHOLE2
-from ._math_lanes import fill_lanes, load_lanes, load_some, store_lanes, store_some
+from ._math_lanes import (
+    fill_lanes,
+    load_lanes,
+    load_some,
+    multiply_add,
+    store_lanes,
+    store_some,
+    sum_lanes,
+)
 from ._math_tiles import TILE_COLUMNS, TILE_ROWS, TILE_VECTORS, tile_product, transpose_square
 from ._simd import WIDTH
 
@@ -247,3 +255,12 @@ def query_blocks(segments: Any, block: Any) -> Any:
             blocks[n, 1] = i
             n += 1
     return blocks
+
+
+@njit(**SERIAL)
+def dot_rows(work: Any, left: Any, right: Any, width: Any) -> Any:
+    """Sum of the products of two panel rows."""
+    total = fill_lanes(ZERO)
+    for d in range(0, width, WIDTH):
+        total = multiply_add(load_lanes(work, left + d), load_lanes(work, right + d), total)
+    return sum_lanes(total)

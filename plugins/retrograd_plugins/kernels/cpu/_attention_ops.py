@@ -10,13 +10,6 @@ import numpy as np
 
 from retrograd_hookspecs import KernelError
 
-from ._attention_backward import (
-    KEY_GRADIENT_ADDRESS,
-    QUERY_GRADIENT_ADDRESS,
-    backward_scratch,
-    key_gradients,
-    query_gradients,
-)
 from ._attention_blocks import queries_per_block, query_blocks, round_up, survey_segments
 from ._attention_forward import ATTEND_ADDRESS, forward, forward_scratch
 from ._gemm_workspace import aligned_floats
@@ -133,6 +126,15 @@ def float_backward(
     work: Work,
 ) -> None:
     """Products in float32, in two passes."""
+    # Compiled when it is imported, which takes seconds: not where tiles serve.
+    from ._attention_backward import (
+        KEY_GRADIENT_ADDRESS,
+        QUERY_GRADIENT_ADDRESS,
+        backward_scratch,
+        key_gradients,
+        query_gradients,
+    )
+
     block, rows, width = block_shape(q, k)
     stride = line(backward_scratch(rows, width))
     delta = work("delta", lse.size)[: lse.size].reshape(lse.shape)

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from ._attention_backward import dot_rows
 from ._attention_blocks import (
     KEY_BLOCK,
     ONE,
     ZERO,
+    dot_rows,
     round_up,
 )
 from ._attention_lanes import ALL, LOG2_E, QUERY_TABLE, SQUARE

@@ -1,7 +1,7 @@
 """float32 as two halves of bfloat16, x = high + low, both rounded to nearest.
 
-The halves of `_simd_tiles` are cut off, which makes every sum of products of one sign too small: attention
-with them errs by 3e-5 instead of 5e-6, nearly all of it in one direction.
+Those of `_simd_tiles` have their low half cut off. Attention with both cut off erred by 3e-5, nearly all of
+it in one direction, with both rounded by 5e-6.
 """
 
 from __future__ import annotations
